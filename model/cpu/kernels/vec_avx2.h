@@ -1,6 +1,7 @@
 // Vectors of 16 lanes for AVX2 with FMA and F16C, as two halves of 8: the same names as vec_avx512.h.
 constexpr int kRowsAtOnce = 4, kBlocksAtOnce = 1;
 constexpr int kWide = 8, kSumsAtOnce = 12, kQueriesAtOnce = 6;
+constexpr bool kFetchesBits = true;  // of attention's next keys and values, while it computes (attention/scratch.h)
 
 struct F { __m256 a, b; };   // 16 float
 struct I { __m256i a, b; };  // 16 int32

@@ -3,6 +3,7 @@ constexpr int kRowsAtOnce = 8;    // rows that share one unpacking of a weight, 
 constexpr int kBlocksAtOnce = 2;  // with as many fewer rows
 // Floats of a register, such registers of sums that there is room for, and the most query heads that share what is loaded.
 constexpr int kWide = 16, kSumsAtOnce = 16, kQueriesAtOnce = 4;
+constexpr bool kFetchesBits = false;  // of attention's next keys and values, while it computes (attention/scratch.h)
 
 struct F { __m512 v; };   // 16 float
 struct I { __m512i v; };  // 16 int32

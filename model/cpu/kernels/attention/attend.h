@@ -9,7 +9,8 @@ inline Coming coming_of(const Value* first, int64_t stride, int head_dim, const 
 }
 
 // The order in which a piece reads its tiles: all keys, all values, then the next piece's keys; of each tile one KV head after the
-// other. The next one is fetched while one is computed; more would drive out of the nearest cache what is computed with.
+// other. What is fetched while a KV head's tile is computed with: bit by bit the next head's, else the same head's of the next tile.
+// More would drive out of the nearest cache what is computed with.
 template <typename Value>
 struct Ahead {
   const Value* data;
@@ -110,12 +111,19 @@ void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const Att
     if (lends(head)) return {kv, head, plan.slots.data() + tile.rest, end - tile.lent};
     return {kv, head, slot_at, end};
   };
-  const auto fetch = [&](const Seen<Value>& seen, int part, int64_t start) {
-    s.coming = coming_of(seen.cache.data + (part * g.kv_heads + seen.head) * head_dim, stride, head_dim, seen.slots_at + start,
-                         seen.slots_at + std::min(start + kTile, seen.slots));
+  // Inlined, as a function that only fetches does nothing to a compiler.
+  const auto fetch = [&](const Coming& next) __attribute__((always_inline)) {
+    if constexpr (kFetchesBits) s.coming = next;
+    else
+      for (const int64_t* slot = next.slot; slot != next.end; slot++)
+        prefetch(reinterpret_cast<const Value*>(next.data) + *slot * stride, head_dim);
   };
   const auto fetch_rest = [&] {
     while (s.coming.slot != s.coming.end) s.coming.fetch();
+  };
+  const auto fetch_seen = [&](const Seen<Value>& seen, int part, int64_t start) __attribute__((always_inline)) {
+    fetch(coming_of(seen.cache.data + (part * g.kv_heads + seen.head) * head_dim, stride, head_dim, seen.slots_at + start,
+                    seen.slots_at + std::min(start + kTile, seen.slots)));
   };
   // All that the KV heads see.
   const auto each_tile = [&](int part, const auto& compute) {
@@ -124,10 +132,10 @@ void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const Att
       for (int64_t i = 0, number = number_of(head); i <= number; i++) {
         const Seen<Value> seen = seen_of(head, i);
         for (int64_t start = 0; start < seen.slots; start += kTile) {
-          if (start + kTile < seen.slots) fetch(seen, part, start + kTile);
-          else if (i < number) fetch(seen_of(head, i + 1), part, 0);
-          else if (head + 1 < piece.last_head) fetch(seen_of(head + 1, 0), part, 0);
-          else if (part == 0) fetch(seen_of(piece.first_head, 0), 1, 0);
+          if (start + kTile < seen.slots) fetch_seen(seen, part, start + kTile);
+          else if (i < number) fetch_seen(seen_of(head, i + 1), part, 0);
+          else if (head + 1 < piece.last_head) fetch_seen(seen_of(head + 1, 0), part, 0);
+          else if (part == 0) fetch_seen(seen_of(piece.first_head, 0), 1, 0);
           compute(head, seen.cache, seen.head, seen.slots_at + start, static_cast<int>(std::min<int64_t>(seen.slots - start, kTile)),
                   scores + i * borrowed + start);
           fetch_rest();
@@ -135,8 +143,9 @@ void attend(const Geometry& g, const Pool<Value>& pool, int64_t layer, const Att
       }
     for (int64_t start = base; !tile.lent && start < end; start += kTile)
       for (int head = piece.first_head; head < piece.last_head; head++) {
-        const bool last = head + 1 == piece.last_head;
-        s.coming = ahead.coming(part * ahead.tiles + (start - base) / kTile + last, last ? piece.first_head : head + 1);
+        const bool stays = kFetchesBits && head + 1 < piece.last_head;
+        const int coming_head = stays ? head + 1 : kFetchesBits ? piece.first_head : head;
+        fetch(ahead.coming(part * ahead.tiles + (start - base) / kTile + !stays, coming_head));
         compute(head, kv, head, slot_at + start, static_cast<int>(std::min<int64_t>(end - start, kTile)), scores + start - base);
         fetch_rest();
       }

@@ -4,7 +4,7 @@
 // `count` query heads with `parts` vectors of slots, whose keys s.pairs holds.
 template <int count, int parts, bool fetches>
 inline void score_dots(int head_dim, int part, int first, float* scores, Scratch& s) {
-  Coming coming = s.coming;
+  Coming coming = fetches ? s.coming : Coming{};
   F total[count][parts];
 #pragma GCC unroll 8
   for (int i = 0; i < count; i++)
@@ -27,7 +27,7 @@ inline void score_dots(int head_dim, int part, int first, float* scores, Scratch
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
     for (int p = 0; p < parts; p++) store(scores + (first + i) * s.stride + (part + p) * kLanes, total[i][p]);
-  s.coming = coming;
+  if (fetches) s.coming = coming;
 }
 
 // Query heads first to last - 1 with a tile's slots; scores: where those of the tile begin.
@@ -39,7 +39,7 @@ inline void score_all_dots(int first, int last, int head_dim, int part, float* s
 // Outputs d and on of `count` query heads. values(j, d): those of slots 2 j and 2 j + 1, 16 of each.
 template <int count, int vectors, bool fetches, typename Values>
 inline void weigh_dots(const Values& values, int d, int first, int pairs, Scratch& s) {
-  Coming coming = s.coming;
+  Coming coming = fetches ? s.coming : Coming{};
   F total[count][vectors];
 #pragma GCC unroll 8
   for (int i = 0; i < count; i++)
@@ -62,7 +62,7 @@ inline void weigh_dots(const Values& values, int d, int first, int pairs, Scratc
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) store(&s.outputs[first + i][d + v * kLanes], total[i][v]);
-  s.coming = coming;
+  if (fetches) s.coming = coming;
 }
 
 template <typename Values>

@@ -29,7 +29,7 @@ inline void transpose_keys(const float* const* rows, int head_dim, bool, Scratch
 template <bool pairs, int count, int parts, bool fetches>
 inline void score(const float* const* queries, int head_dim, int part, int first, float* scores, Scratch& s) {
   constexpr int in_part = kLanes / kWide, n = parts * in_part;
-  Coming coming = s.coming;
+  Coming coming = fetches ? s.coming : Coming{};
   Wide total[count][n];
 #pragma GCC unroll 8
   for (int i = 0; i < count; i++)
@@ -53,7 +53,7 @@ inline void score(const float* const* queries, int head_dim, int part, int first
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
     for (int j = 0; j < n; j++) store(&scores[(first + i) * s.stride + part * kLanes + j * kWide], total[i][j]);
-  s.coming = coming;
+  if (fetches) s.coming = coming;
 }
 
 // Query heads first to last - 1 with `parts` vectors of a tile's slots; scores: where those of the tile begin.
@@ -107,7 +107,7 @@ inline void round_query(const float* query, int head_dim, int i, Scratch& s) {
 
 template <int count, int parts, bool fetches>
 inline void score_codes(int head_dim, int part, int first, float* scores, Scratch& s) {
-  Coming coming = s.coming;
+  Coming coming = fetches ? s.coming : Coming{};
   F sums[count][parts];
 #pragma GCC unroll 2
   for (int k = 1; k >= 0; k--) {
@@ -142,7 +142,7 @@ inline void score_codes(int head_dim, int part, int first, float* scores, Scratc
       const F scale = load(&s.key_scales[(part + p) * kLanes]) * set1(s.query_scales[first + i]);
       store(scores + (first + i) * s.stride + (part + p) * kLanes, sums[i][p] * scale);
     }
-  s.coming = coming;
+  if (fetches) s.coming = coming;
 }
 
 template <int parts>

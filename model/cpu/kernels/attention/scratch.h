@@ -22,8 +22,8 @@ struct Seen {
   int64_t slots;
 };
 
-// Keys or values of a tile to come, which are fetched bit by bit while others are computed with: a core has no more than some
-// twenty lines of cache on their way at once, and waits where it asks for more.
+// Keys or values of a tile to come. Where kFetchesBits, they are fetched bit by bit while others are computed with, for a core that
+// waits where more than some twenty lines of cache are on their way; others fetch them before, as asking between costs them more.
 struct Coming {
   const char* data;             // where the first of these values lie in slot 0
   int64_t stride, width, part;  // bytes: from slot to slot, of a slot's values, of 32 of them

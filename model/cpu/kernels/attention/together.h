@@ -1,12 +1,12 @@
 // What query heads that read the same keys and values share. Included inside a namespace, after scratch.h.
 
 // Query heads first to last - 1, by as many at once as registers allow: compute(the first of these, how many, whether they are the
-// first of all), the latter two as types.
+// first of all and fetch bit by bit), the latter two as types.
 template <int most, typename Compute>
 __attribute__((always_inline)) inline void in_groups(int first, int last, const Compute& compute) {
   int i = first;
   const auto group = [&](auto count) __attribute__((always_inline)) {
-    if (i == first) compute(i, count, std::true_type{});
+    if (i == first) compute(i, count, std::bool_constant<kFetchesBits>{});
     else compute(i, count, std::false_type{});
     i += count;
   };

@@ -4,7 +4,7 @@
 // first of these heads.
 template <int count, int n, bool fetches, typename Place>
 inline void weigh(const Place& value, int d, int first, int slots, const float* weights, Scratch& s) {
-  Coming coming = s.coming;
+  Coming coming = fetches ? s.coming : Coming{};
   Wide total[count][n];
 #pragma GCC unroll 8
   for (int i = 0; i < count; i++)
@@ -20,7 +20,7 @@ inline void weigh(const Place& value, int d, int first, int slots, const float* 
   for (int i = 0; i < count; i++)
 #pragma GCC unroll 8
     for (int v = 0; v < n; v++) store(&s.outputs[first + i][d + v * kWide], total[i][v]);
-  s.coming = coming;
+  if (fetches) s.coming = coming;
 }
 
 // Query heads first to last - 1. weights: the tile's, of query head 0.
