@@ -69,11 +69,12 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the KV pool alone, as for serve (default: as --dtype)",
     )
     load = parser.add_argument_group("the load")
+    load.add_argument("--prompt-tokens", metavar="N", type=_whole(1), help="of a request (default: 1024)")
     load.add_argument(
-        "--prompt-tokens", metavar="N", type=_whole(1), default=1024, help="of a request (default: %(default)s)"
-    )
-    load.add_argument(
-        "--output-tokens", metavar="N", type=_whole(1), default=512, help="of its answer (default: %(default)s)"
+        "--output-tokens",
+        metavar="N",
+        type=_whole(1),
+        help="of its answer (default: 512; in a shorter context than both together, these share it as 2 to 1)",
     )
     load.add_argument(
         "--tokens-per-kv",

@@ -20,6 +20,7 @@ from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kernel_shapes import layers_fit
 
+_PROMPT, _OUTPUT = 1024, 512  # tokens, where a context has room for them
 _EXPLICIT = ("layers", "kv_heads", "head_dim", "parameters")
 
 
@@ -33,9 +34,10 @@ def run(args: argparse.Namespace) -> int:
         bandwidth=args.bandwidth,
     )
     shape, fitted = _shape(args)
+    prompt_tokens, output_tokens = _request(args, shape)
     load = Load(
-        prompt_tokens=args.prompt_tokens,
-        output_tokens=args.output_tokens,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
         tokens_per_kv=args.tokens_per_kv,
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
@@ -47,6 +49,14 @@ def run(args: argparse.Namespace) -> int:
     plan = make_plan(shape, machine, load)
     print(json.dumps(asdict(plan), indent=2) if args.json else table(plan))
     return 0
+
+
+def _request(args: argparse.Namespace, shape: Shape) -> tuple[int, int]:
+    """Tokens of a prompt and of its answer; where nothing is said of them, such as fit the context."""
+    context = args.max_model_len or shape.max_model_len
+    if args.prompt_tokens is None and args.output_tokens is None and context and context < _PROMPT + _OUTPUT:
+        return (prompt := max(context * 2 // 3, 1)), max(context - prompt, 1)
+    return args.prompt_tokens or _PROMPT, args.output_tokens or _OUTPUT
 
 
 def _settling(args: argparse.Namespace, fitted: Mapping[str, float]) -> Settling | None:

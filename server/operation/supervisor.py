@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.health import hang_fault
-from hamburger.engine.hosts.process_host import ProcessHost, Worker
+from hamburger.engine.hosts.process_host import EngineProcessError, ProcessHost, Worker
 from hamburger.engine.logs import LogFormat
 from hamburger.engine.transport.cpu_placement import CpuPlacement
 from hamburger.engine.types.config import EngineArgs
@@ -16,6 +16,7 @@ from hamburger.engine.types.config import EngineArgs
 logger = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 1.0
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0  # between starts that fail
 
 
 class Supervisor:
@@ -48,18 +49,30 @@ class Supervisor:
             logger.error("%s died: %s", self._title, error)
             if not self._restarts or engine.health().draining:
                 return
+            if not await self._start_again(engine):
+                engine.starts_again = False
+                return
+            engine.starts_again = self._restarts > 0
+            self._on_progress("the engine is ready again")
+        await asyncio.Event().wait()  # it was asked to stop: there is nothing to keep alive
+
+    async def _start_again(self, engine: AsyncEngine) -> bool:
+        """Whether it came back. A process that was ended while it loaded, as by the kernel when memory is short, takes
+        another restart; any other reason would be the same the next time."""
+        pause = _PAUSE_SECONDS
+        while True:
             self._restarts -= 1
             self._on_progress(f"starting it again; {self._restarts} restarts are left")
             self.host = self._new_host()
             try:
                 await engine.restart(self.host)
-            except Exception as failure:  # what built it before should do so again; if not, no restart will help
-                engine.starts_again = False
+                return True
+            except Exception as failure:
                 logger.error("%s could not be started again: %s", self._title, failure)
-                return
-            engine.starts_again = self._restarts > 0
-            self._on_progress("the engine is ready again")
-        await asyncio.Event().wait()  # it was asked to stop: there is nothing to keep alive
+                if not isinstance(failure, EngineProcessError) or not self._restarts or engine.health().draining:
+                    return False
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def watch_for_hangs(self, engine: AsyncEngine) -> None:
         """Have the engine write its stacks, once for each time that it hangs. Runs until it is cancelled."""

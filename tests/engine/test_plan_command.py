@@ -97,6 +97,15 @@ def test_what_cannot_be_planned_is_one_line_that_says_why(
     assert words in refused(capsys, *options)
 
 
+@pytest.mark.parametrize(("context", "prompt", "output"), [(None, 1024, 512), (1536, 1024, 512), (1024, 682, 342), (2, 1, 1)])
+def test_a_request_of_which_nothing_is_said_fits_a_short_context(
+    capsys: pytest.CaptureFixture[str], context: int | None, prompt: int, output: int
+) -> None:
+    options = [] if context is None else ["--max-model-len", str(context)]
+    found = command(capsys, "builtin", *POOL, *options)
+    assert (found["prompt_tokens"], found["output_tokens"]) == (prompt, output)
+
+
 def test_parameters_alone_say_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = ["--layers", "2", "--kv-heads", "1", "--head-dim", "8", "--parameters", "9", *POOL]
     assert "bandwidth says a speed only with" in refused(capsys, *numbers, "--bandwidth", "1GB")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -99,6 +100,8 @@ def build(args: EngineArgs, on_progress: Callable[[str], None], on_lost: OnLost)
         raise CheckpointError("there is no such model.")
     if name == "broken":
         raise RuntimeError("no kernel image")
+    if name == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if name == "long to load":
         hang_for_the_test()
     if name.startswith("cases"):

@@ -95,6 +95,38 @@ async def test_an_engine_that_cannot_start_again_is_given_up(caplog: pytest.LogC
     await engine.shutdown(0)
 
 
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize(("restarts", "comes_back"), [(4, True), (2, False)])
+async def test_an_engine_that_is_killed_while_it_loads_takes_another_restart(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, restarts: int, comes_back: bool
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.3)
+    lines: list[str] = []
+    supervisor = Supervisor(EngineArgs(model="slow"), lines.append, restarts=restarts)
+    engine = await AsyncEngine.launch(supervisor.host, ByteTokenizer())
+    supervisor._args = EngineArgs(model="killed")
+    keeping = asyncio.create_task(supervisor.keep_alive(engine))
+    os.kill(supervisor.host.pid, signal.SIGKILL)
+
+    def failures() -> int:
+        return sum("could not be started again" in record.getMessage() for record in caplog.records)
+
+    await until(lambda: failures() == 2)
+    supervisor._args = EngineArgs(model="slow")
+    if comes_back:
+        await until(lambda: engine.health().alive)
+        assert "the engine is ready again" in lines
+        [stream] = engine.submit([GenerationRequest("a", [1], SamplingParams(max_tokens=3, seed=0, ignore_eos=True))])
+        assert sum(len(update.token_ids) for update in await collect(stream)) == 3
+    else:
+        async with asyncio.timeout(10):
+            await keeping
+        assert not engine.starts_again
+        assert "starting it again; 0 restarts are left" in lines
+    keeping.cancel()
+    await engine.shutdown(0)
+
+
 async def test_a_hang_is_asked_about_once_each_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
