@@ -97,7 +97,9 @@ def test_what_cannot_be_planned_is_one_line_that_says_why(
     assert words in refused(capsys, *options)
 
 
-@pytest.mark.parametrize(("context", "prompt", "output"), [(None, 1024, 512), (1536, 1024, 512), (1024, 682, 342), (2, 1, 1)])
+@pytest.mark.parametrize(
+    ("context", "prompt", "output"), [(None, 1024, 512), (1536, 1024, 512), (1024, 682, 342), (2, 1, 1)]
+)
 def test_a_request_of_which_nothing_is_said_fits_a_short_context(
     capsys: pytest.CaptureFixture[str], context: int | None, prompt: int, output: int
 ) -> None:
