@@ -22,7 +22,7 @@ class LoraFolders:
     def load(self, number: int, path: str) -> None:
         try:
             folder = Path(path).expanduser()
-        except RuntimeError as error:  # ~name of nobody
+        except (RuntimeError, ValueError) as error:  # ~name of nobody, or with a character that no name has
             raise CheckpointError(f"{cut(path)} is no folder: {error}") from error
         try:
             weights = read_lora(folder, self._trunk, self._max_rank, self._base)

@@ -25,7 +25,7 @@ from hamburger.model.tensor_shapes import JOINED, layer_shapes
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LINEARS = tuple(part for parts in JOINED.values() for part in parts)
-_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _MODULE = re.compile(r"model\.layers\.(\d+)\.(\w+\.\w+)")
 # Linears that relatives.py cuts apart, by what it makes of them.
 _CUT = {
@@ -78,7 +78,10 @@ def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str
                 f"{file}: {name} is {list(tensor.shape)}, wider than any linear of this model ({widest}): the adapter "
                 "is of another model."
             )
-        found.setdefault(match["module"], {})[match["side"]] = tensor
+        sides = found.setdefault(match["module"], {})
+        if match["side"] in sides:
+            raise CheckpointError(f"{file} holds lora_{match['side']} of {match['module']} twice.")
+        sides[match["side"]] = tensor
     if not found:
         raise CheckpointError(f"{file} holds no tensors.")
     pairs = {
@@ -133,17 +136,18 @@ def _of_no_linear(name: str, trunk: TrunkConfig, where: str) -> CheckpointError:
 def _check_patterns(config: Mapping[str, Any], where: str) -> None:
     """Raises CheckpointError for a regular expression that may take for ever, as some with repeats within repeats or
     many groups do: it is an adapter's, which is data."""
-    patterns = config.get("alpha_pattern")
-    for pattern in patterns if isinstance(patterns, Mapping) else ():
-        plain, num_groups = _GROUP.subn("", pattern)
-        repeats = max(len(_REPEAT.findall(part)) for part in plain.split("|"))
-        is_long = len(pattern) > _LONGEST_PATTERN or num_groups > _MOST_GROUPS or repeats > _MOST_REPEATS
-        if is_long or "(" in plain or ")" in plain:
-            raise CheckpointError(
-                f"{where}: alpha_pattern {pattern[:100]!r} is not read: a pattern may have {_LONGEST_PATTERN} "
-                f"characters, {_MOST_REPEATS} repeats in each alternative, and {_MOST_GROUPS} groups of names, none "
-                "within another or repeated."
-            )
+    for name in ("alpha_pattern", "rank_pattern"):
+        patterns = config.get(name)
+        for pattern in patterns if isinstance(patterns, Mapping) else ():
+            plain, num_groups = _GROUP.subn("", pattern)
+            repeats = max(len(_REPEAT.findall(part)) for part in plain.split("|"))
+            is_long = len(pattern) > _LONGEST_PATTERN or num_groups > _MOST_GROUPS or repeats > _MOST_REPEATS
+            if is_long or "(" in plain or ")" in plain:
+                raise CheckpointError(
+                    f"{where}: {name} {pattern[:100]!r} is not read: a pattern may have {_LONGEST_PATTERN} "
+                    f"characters, {_MOST_REPEATS} repeats in each alternative, and {_MOST_GROUPS} groups of names, "
+                    "none within another or repeated."
+                )
 
 
 def _check_kind(config: Mapping[str, Any], where: str) -> None:
@@ -174,6 +178,12 @@ def _scaled(
     rank = len(sides["A"])
     if rank > max_rank:
         raise CheckpointError(f"{where}: the rank of {module} is {rank}, above max_lora_rank ({max_rank}): raise it.")
+    if config.get("r") is not None and sides["B"].shape[1] == rank:  # else they do not fit each other
+        told = _chosen(config, "r", "rank_pattern", module, where)
+        if told != rank:  # the scaling would not be that of its training
+            raise CheckpointError(
+                f"{where}: the rank of {module} is {rank}, but {CONFIG} says {told:g}: they are of two adapters."
+            )
     down, up = sides["A"].float(), sides["B"].float() * _scaling(config, module, max(rank, 1), where)
     if not (down.sum() + up.sum()).isfinite():
         raise CheckpointError(f"{where}: the tensors of {module} hold numbers that are not finite.")
@@ -191,12 +201,14 @@ def _check_shapes(module: str, down: Tensor, up: Tensor, linear: tuple[int, ...]
 
 def _scaling(config: Mapping[str, Any], module: str, rank: int, where: str) -> float:
     """alpha / rank, or with rank-stabilised adapters (arXiv 2312.03732) alpha / sqrt(rank)."""
-    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
+    alpha = _chosen(config, "lora_alpha", "alpha_pattern", module, where)
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _chosen(config: Mapping[str, Any], field: str, patterns: str, module: str, where: str) -> float:
+    """As PEFT chooses: of the first pattern that the end of the module's name matches."""
     try:
-        # As PEFT chooses: the first pattern that the end of the module's name matches.
-        alpha = next((of for key, of in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), alpha)
-        return float(str(alpha)) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        own = (config.get(patterns) or {}).items()
+        return float(str(next((of for key, of in own if re.match(rf"(.*\.)?({key})$", module)), config.get(field))))
     except (AttributeError, TypeError, ValueError, re.error) as error:
-        raise CheckpointError(
-            f"{where}: lora_alpha or alpha_pattern of {CONFIG} give no number for {module}."
-        ) from error
+        raise CheckpointError(f"{where}: {field} or {patterns} of {CONFIG} give no number for {module}.") from error

@@ -158,6 +158,33 @@ def test_patterns_choose_as_in_peft(tmp_path: Path) -> None:
         torch.testing.assert_close(found[layer, name][1], up * (own.get(name, alpha) / alpha))
 
 
+@pytest.mark.parametrize("starts", [("",), ("", "base_model.model.")])
+def test_names_may_lack_the_start_that_peft_writes(tmp_path: Path, starts: tuple[str, ...]) -> None:
+    folder = lora_folder(tmp_path, WIDE_BASE, 1)
+    expected = read_lora(folder, WIDE_BASE.trunk, 8).pairs
+    file = folder / "adapter_model.safetensors"
+    bare = {name.removeprefix("base_model.model."): tensor for name, tensor in load_file(file).items()}
+    save_file({start + name: tensor.clone() for name, tensor in bare.items() for start in starts}, file)
+    if len(starts) > 1:
+        with pytest.raises(CheckpointError, match=r"holds lora_[AB] of model\.layers\.\d\.\S+ twice"):
+            read_lora(folder, WIDE_BASE.trunk, 8)
+        return
+    found = read_lora(folder, WIDE_BASE.trunk, 8).pairs
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(a, b) for key in found for a, b in zip(found[key], expected[key], strict=True))
+
+
+@pytest.mark.parametrize(("ranks", "is_refused"), [({}, True), ({"up_proj": 8}, True), ({"_proj": 8, ".*": 8}, False)])
+def test_a_rank_that_is_not_the_tensors_is_refused(tmp_path: Path, ranks: dict[str, int], is_refused: bool) -> None:
+    """As PEFT does: alpha / r would be another scaling than that of its training."""
+    folder = lora_folder(tmp_path, WIDE_BASE, 1, 8, r=16, rank_pattern=ranks)
+    if is_refused:
+        with pytest.raises(CheckpointError, match=r"is 8, but adapter_config.json says 16: they are of two adapters"):
+            read_lora(folder, WIDE_BASE.trunk, 64)
+    else:
+        assert read_lora(folder, WIDE_BASE.trunk, 64).pairs
+
+
 @pytest.mark.parametrize("start", ["model.layers", "model.language_model.layers", "language_model.model.layers"])
 def test_adapters_of_a_model_with_images_are_of_its_text_part(tmp_path: Path, start: str) -> None:
     folder = lora_folder(tmp_path, WIDE_BASE, 1, 4, alpha_pattern={f"{start}.0.mlp.up_proj": 12})
@@ -193,7 +220,7 @@ def test_folders_without_an_adapter_are_refused(tmp_path: Path) -> None:
         read_lora(folder, WIDE_BASE.trunk, 64)
 
 
-@pytest.mark.parametrize("path", ["~nobody-of-this-name/adapter", "a" * 300, f"{'a/' * 3000}b"])
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/adapter", "~a\0b", "a\0b", "a" * 300, f"{'a/' * 3000}b"])
 def test_paths_that_no_folder_can_have_are_refused(path: str) -> None:
     folders = LoraFolders(TorchLoras(WIDE_BASE.trunk, torch.float32, torch.device("cpu")), WIDE_BASE.trunk, 8)
     with pytest.raises(CheckpointError, match=r"is no folder|cannot be read") as refused:
