@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
-from hamburger.engine.types.errors import InvalidRequest, shown
+from hamburger.engine.types.errors import InvalidRequest, cut, shown
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
@@ -114,6 +114,8 @@ class SamplingParams:
         if self.max_tokens is not None:
             least = 1 if self.prompt_logprobs is None else 0
             _in_range("max_tokens", self.max_tokens, least, math.inf, ", or left out for all that fits")
+            # Of 4,300 digits Python reads a number, but does not write one that is greater.
+            _in_range("max_tokens", self.max_tokens, least, 2**63 - 1)
         for name, (low, high) in RANGES.items():
             if (value := getattr(self, name)) is not None:
                 _in_range(name, value, low, high)
@@ -192,4 +194,4 @@ def _in_range(name: str, value: float, low: float, high: float, remedy: str = ""
     """Raise InvalidRequest unless low <= value <= high (a NaN is outside)."""
     if not low <= value <= high:
         bounds = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
-        raise InvalidRequest(f"{name} is {value}: it must be {bounds}{remedy}.", name)
+        raise InvalidRequest(f"{name} is {cut(str(value))}: it must be {bounds}{remedy}.", name)

@@ -47,7 +47,7 @@ async def read_body(request: Request, schema: type[S], settings: ServeSettings) 
     data = await read_whole(request, settings)
     if len(data) > settings.max_body_size:
         raise _too_large(settings)
-    _check_number(data)
+    check_number(data)
     body = _parse(data)
     reject_unserved(schema.refused, body)
     if ignored := body.keys() - schema.model_fields.keys():
@@ -122,7 +122,7 @@ def _check_type(content_type: str) -> None:
         )
 
 
-def _check_number(data: bytes) -> None:
+def check_number(data: bytes) -> None:
     """Raise InvalidRequest for more values than a body may have: commas, colons and brackets, of what is no text."""
     if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
         bare = data.replace(rb"\\", b"").replace(rb"\"", b"")

@@ -17,7 +17,9 @@ class LoadLoraBody(Schema):
     refused: ClassVar[Mapping[str, Any]] = {"load_inplace": if_on("unload the adapter first")}
 
     lora_name: str = Field(min_length=1, max_length=256, description="what requests call it, as their model")
-    lora_path: str = Field(min_length=1, max_length=4096, description="a folder of the server's machine, as PEFT writes it")
+    lora_path: str = Field(
+        min_length=1, max_length=4096, description="a folder of the server's machine, as PEFT writes it"
+    )
     model: str | None = Field(None, description="the served model that it is of; the first if not named")
 
 

@@ -25,6 +25,7 @@ from hamburger.server.operation.seldom import Seldom
 logger = logging.getLogger(__name__)
 
 _FIRST_PROBE_SECONDS, _PROBE_SECONDS = 0.05, 1.0  # between signs to a client that has ended its side
+_MOST_WAITING_BYTES = 1 << 16  # of requests behind one that is not answered yet
 _GRACE_SECONDS = 1.0  # in which the application may answer a slow body itself
 # Who watches the server must not take a crowded one for a dead one: places beyond max_connections, for a moment each.
 PROBE_PLACES, PROBE_SECONDS = 8, 2.0
@@ -123,7 +124,15 @@ def bounded_protocol(
                 return
             self._has_sent = True
             super().data_received(data)
+            self._read_on()
             self._time_receiving()
+
+        def _read_on(self) -> None:
+            """Behind a request that is whole, uvicorn reads no further until its answer is: it would not see a client
+            leave that has begun another one."""
+            waiting = self.conn.trailing_data[0]
+            if self.conn.their_state is h11.DONE and 0 < len(waiting) <= _MOST_WAITING_BYTES:
+                self.flow.resume_reading()
 
         def pause_writing(self) -> None:
             super().pause_writing()

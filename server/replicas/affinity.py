@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from hamburger.engine.types.errors import InvalidRequest
+from hamburger.server.api.request_body import check_number
 from hamburger.server.replicas.scale_options import Affinity
 
 SESSION = "x-session-id"
@@ -29,8 +31,9 @@ def affinity_key(headers: Mapping[str, str], body: bytes, affinity: Affinity) ->
     if affinity == "session" or not body:
         return None
     try:
+        check_number(body)
         fields = from_json(body)
-    except ValueError:
+    except (InvalidRequest, ValueError):
         return None  # whichever engine gets it says what is wrong with it
     return _prefix_key(fields) if isinstance(fields, dict) else None
 

@@ -52,6 +52,20 @@ def test_completions_that_begin_alike_have_one_key() -> None:
     assert key({"prompt": [8, *[7] * 130]}) != key({"prompt": [7] * 131})
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"a": dict.fromkeys(map(str, range(100_001)), 1)},
+        {"tools": [[]] * 30_001},
+        {"tools": [1] * 300_001},
+        b"{",
+        b"[]",
+    ],
+)
+def test_what_a_replica_refuses_unread_has_none(fields: Any) -> None:
+    assert key({"messages": [HELLO], **fields} if isinstance(fields, dict) else fields) is None
+
+
 def test_a_session_comes_first() -> None:
     session = key({"prompt": "a"}, x_session_id="me")
     assert session == key({"prompt": "b"}, x_session_id="me") == key(b"", x_session_id="me")

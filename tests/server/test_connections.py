@@ -280,6 +280,27 @@ async def test_the_next_request_that_never_ends_does_not_disturb_the_answer_befo
             writer.close()
 
 
+@pytest.mark.parametrize("behind", [0, 1, 60_000])
+async def test_a_client_that_leaves_is_heard_behind_the_beginning_of_its_next_request(behind: int) -> None:
+    asks, left = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        asks.set()
+        if (await receive())["type"] == "http.disconnect":
+            left.set()
+
+    async with on_port(cast(FastAPI, app), client_seconds=5) as port, asyncio.timeout(10):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asks.wait()
+        for _ in range(min(behind, 3)):
+            writer.write((b"GET /" + b"a" * behind)[: behind // min(behind, 3)])
+            await asyncio.sleep(0.02)
+        writer.transport.abort()
+        await left.wait()
+
+
 async def test_an_offer_of_http_2_is_left_aside() -> None:
     """Java's HTTP client offers it with every request."""
     offer = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAEAAEAAAAIAAAAB")

@@ -68,6 +68,8 @@ CASES: dict[str, tuple[str, str | bytes, int]] = {
     "huge token id": (COMPLETIONS, '{"prompt": [' + DIGITS + "]}", 400),
     "huge bias key": (COMPLETIONS, completion('"logit_bias": {"' + DIGITS + '": 1}'), 400),
     "more digits than numbers have": (COMPLETIONS, completion(f'"max_tokens": {"9" * 6000}'), 400),
+    "as many digits as are read": (COMPLETIONS, completion(f'"max_tokens": {"9" * 4300}'), 400),
+    "as many digits as are read, of a chat": (CHAT, chat(max_completion_tokens=10**4300 - 1), 400),
     "10,000 stop strings": (COMPLETIONS, completion('"stop": ' + json.dumps([f"s{i}" for i in range(10_000)])), 400),
     "stop strings of 30,000 characters": (COMPLETIONS, completion('"stop": ' + json.dumps(["s" * 30_000] * 256)), 400),
     "a million answers": (COMPLETIONS, json.dumps({"prompt": ["a"] * 8_000, "best_of": 128}), 400),
