@@ -13,6 +13,7 @@ from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from hamburger.server.api.answering import Answering
 from hamburger.server.api.auth import require_api_key
 from hamburger.server.api.errors import add_error_handlers
+from hamburger.server.api.long_texts import LongTexts
 from hamburger.server.api.lora_routes import lora_routes
 from hamburger.server.api.model_context import ModelContext, ServedModel
 from hamburger.server.api.openapi import document
@@ -71,7 +72,9 @@ def model_context(
     text_settings = repr((tokenizer.chat_template, settings.chat_template_kwargs, sorted(sampling_defaults.items())))
     served = ServedModel(model_name, engine.info, text_settings, aliases=settings.model_alias)
     markers = markers_of(tokenizer)
-    return ModelContext(engine, tokenizer, metrics, settings, served, grammars, family, markers, sampling_defaults)
+    return ModelContext(
+        engine, tokenizer, metrics, settings, served, grammars, family, markers, sampling_defaults, LongTexts()
+    )
 
 
 def create_app_of(

@@ -186,7 +186,7 @@ async def running_models(
             except (ValueError, HamburgerError) as error:
                 raise _naming_model(model.name, error, len(models)) from error
             stack.push_async_callback(launched.context.engine.shutdown, 0)
-            stack.callback(launched.context.grammars.close)
+            stack.callback(launched.context.close)
             stack.callback(launched.supervision.cancel)
             stack.callback(launched.hang_watch.cancel)
             found.append(launched)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self
 
@@ -180,12 +181,12 @@ class ProcessHost:
 
     async def _error(self) -> BaseException | None:
         """What ended the engine; waits until its process is gone."""
+        # Not by a thread of the loop's: others may keep all of them busy.
+        waiting = ThreadPoolExecutor(1, "hamburger-engine-end")
         try:
-            code = await asyncio.to_thread(self._process.wait, _END_SECONDS)
-        except subprocess.TimeoutExpired:  # it closed its end and lives on
-            self._process.kill()
-            code = await asyncio.to_thread(self._process.wait)
-        await asyncio.to_thread(_reap, self._process.pid)
+            code = await asyncio.get_running_loop().run_in_executor(waiting, self._wait)
+        finally:
+            waiting.shutdown(wait=False)
         match self._final_message:
             case Ended():
                 return None
@@ -198,6 +199,16 @@ class ProcessHost:
         if self._is_abandoned:
             return EngineProcessError("it did not stop in time, and was ended")
         return EngineProcessError(f"its process {self._process.pid} {describe_exit_code(code)}")
+
+    def _wait(self) -> int:
+        """The process's exit code, once it and its ranks are gone."""
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # it closed its end and lives on
+            self._process.kill()
+            code = self._process.wait()
+        _reap(self._process.pid)
+        return code
 
 
 def _reap(group: int) -> None:

@@ -74,12 +74,19 @@ class Answering:
         thought = None if markers is None else unwritten(markers, text)
         params = await sampling_params(context, request, body, tools, thought)
         prompt = await encode_text(
-            context.tokenizer, text, add_special_tokens=False, param="messages", max_tokens=body.longest_prompt(most)
+            context,
+            request.receive,
+            text,
+            add_special_tokens=False,
+            param="messages",
+            max_tokens=most,
+            is_cut=body.truncate_prompt_tokens is not None,
         )
         prompt = body.cut(prompt, most)
         if predicted_text:
             prediction = await encode_text(
-                context.tokenizer,
+                context,
+                request.receive,
                 predicted_text,
                 add_special_tokens=False,
                 param="prediction",

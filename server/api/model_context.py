@@ -17,6 +17,7 @@ from hamburger.engine.loras import LoraAdapter
 from hamburger.engine.sampling_defaults import SamplingDefaults
 from hamburger.engine.types.errors import InvalidRequest, shown
 from hamburger.engine.types.messages import EngineInfo
+from hamburger.server.api.long_texts import LongTexts
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
 from hamburger.server.server_tokenizer import ServerTokenizer
@@ -138,7 +139,12 @@ class ModelContext:
     tool_family: Family
     markers: Markers | None
     sampling_defaults: SamplingDefaults
+    long_texts: LongTexts
     lora: str | None = None
+
+    def close(self) -> None:
+        self.grammars.close()
+        self.long_texts.close()
 
     def of_lora(self, adapter: LoraAdapter) -> ModelContext:
         return replace(self, served=self.served.of_lora(adapter), lora=adapter.name)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from hamburger.engine.types.errors import InvalidRequest, PromptTooLong, TokenizerError
+from starlette.types import Receive
+
+from hamburger.engine.types.errors import InvalidRequest, PromptTooLong, TokenizerError, shown
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.bodies.chat import ChatBody, ChatPrompt
-from hamburger.server.bodies.message import Message
+from hamburger.server.bodies.message import ROLES, Message
 from hamburger.server.server_tokenizer import ServerTokenizer
 from hamburger.server.setting_values import RESERVED_VARIABLES
 from hamburger.server.tools.tool_messages import messages_with_tools, results_as_user
@@ -24,17 +26,28 @@ _MANY_MESSAGES = 200  # the same of the template
 
 
 async def encode_text(
-    tokenizer: ServerTokenizer,
+    context: ModelContext,
+    receive: Receive,
     text: str,
     *,
     add_special_tokens: bool,
     param: str,
     max_tokens: int | None = None,
+    is_cut: bool = False,
     noun: str = "prompt",
 ) -> list[int]:
-    """Raises InvalidRequest that names `param`. A text that cannot have as few as `max_tokens` tokens is PromptTooLong
-    before it is tokenized."""
-    if max_tokens is not None and len(text) > (most := max_tokens * tokenizer.max_token_bytes):
+    """Raises InvalidRequest that names `param`, or ApiError 499 where the client left. A text that cannot have as few
+    as `max_tokens` tokens is PromptTooLong before it is tokenized; one that is cut to them may be longer, not endless.
+
+    receive: of the request, whose body has been read.
+    """
+    tokenizer = context.tokenizer
+    most = None if max_tokens is None else max_tokens * tokenizer.max_token_bytes
+    if most is not None and is_cut and len(text) > (most := max(most, MAX_TOKENIZED)):
+        raise PromptTooLong(
+            f"The {noun} has {len(text):,} characters, but at most {most:,} are read to be cut: shorten it.", param
+        )
+    if most is not None and len(text) > most:
         raise PromptTooLong(
             f"This model's maximum context length is {max_tokens} tokens, which cover at most {most} characters, but "
             f"the {noun} has {len(text)}: shorten it.",
@@ -44,17 +57,17 @@ async def encode_text(
     def encode() -> list[int]:
         return _naming_field(param, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    return encode() if len(text) < _LONG_TEXT else await asyncio.to_thread(encode)
+    return encode() if len(text) < _LONG_TEXT else await context.long_texts.do(receive, encode)
 
 
-async def count_chat(context: ModelContext, chat: ChatBody) -> int:
+async def count_chat(context: ModelContext, receive: Receive, chat: ChatBody) -> int:
     """How many tokens a chat's prompt has, also where they are more than the model takes: who asks may want to know
     what to cut. Raises InvalidRequest that names the field."""
     text = await render_chat(context.tokenizer, chat.messages, chat, chat.tool_use(context.tool_family))
     if len(text) > MAX_TOKENIZED:
         message = f"The prompt has {len(text):,} characters, but at most {MAX_TOKENIZED:,} are counted: shorten it."
         raise PromptTooLong(message, "messages")
-    return len(await encode_text(context.tokenizer, text, add_special_tokens=False, param="messages"))
+    return len(await encode_text(context, receive, text, add_special_tokens=False, param="messages"))
 
 
 async def render_chat(
@@ -64,6 +77,7 @@ async def render_chat(
 
     Where the template knows nothing of tools, they are described in the system message. tools: of `chat`.
     """
+    _check_roles(messages, tokenizer)
     written = [message.for_template() for message in messages]
     described = None if tools is None else tools.for_template
     otherwise = "in words" if tools is None or tools.form is None else "in JSON, as you are asked to"
@@ -101,10 +115,36 @@ async def render_chat(
                 return text
         return render(results_as_user(written))
 
+    def render_whole() -> str:
+        text = render_all()
+        for index, message in enumerate(messages):
+            if message.role not in ROLES and (message.content or "").strip() not in text:
+                raise InvalidRequest(
+                    f"messages[{index}].role is {shown(message.role)}, whose content the model's chat template leaves "
+                    f"out: take one of {', '.join(ROLES)}.",
+                    "messages",
+                )
+        return text
+
     num_characters = sum(len(message.get("content") or "") for message in written)
     is_long = len(written) > _MANY_MESSAGES or num_characters >= _LONG_TEXT or bool(described or kwargs)
-    work = partial(_naming_field, "messages", render_all)
+    work = partial(_naming_field, "messages", render_whole)
     return await asyncio.to_thread(work) if is_long else work()
+
+
+def _check_roles(messages: Sequence[Message], tokenizer: ServerTokenizer) -> None:
+    """Beyond OpenAI's roles those that the model was made for, as Llama's `ipython`: any other is a mistake in writing.
+    Raises InvalidRequest."""
+    for index, message in enumerate(messages):
+        if message.role in ROLES:
+            continue
+        template = f"{tokenizer.chat_template or ''}\n{tokenizer.tool_template or ''}"
+        if f"'{message.role}'" not in template and f'"{message.role}"' not in template:
+            raise InvalidRequest(
+                f"messages[{index}].role is {shown(message.role)}: it must be one of {', '.join(ROLES)}, or a role "
+                "that the model's chat template names.",
+                "messages",
+            )
 
 
 def bad_word_ids(tokenizer: ServerTokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -41,7 +41,7 @@ def tokenizer_routes(models: ServedModels) -> APIRouter:
             text, param = body.prompt or "", "prompt"
         _check_size(len(text), param)
         special = param == "prompt" if body.add_special_tokens is None else body.add_special_tokens
-        tokens = await encode_text(tokenizer, text, add_special_tokens=special, param=param)
+        tokens = await encode_text(context, request.receive, text, add_special_tokens=special, param=param)
 
         def respond() -> Response:
             texts = [tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None

@@ -175,10 +175,6 @@ class GenerationBody(AnswerFormat):
         most = self.token_limit()[1]
         return 1 if most is None else most
 
-    def longest_prompt(self, max_model_len: int) -> int | None:
-        """Tokens beyond which a prompt is refused before it is tokenized; None where it is cut."""
-        return max_model_len if self.truncate_prompt_tokens is None else None
-
     def cut(self, prompt: list[int], max_model_len: int) -> list[int]:
         """A prompt's tokens, as truncate_prompt_tokens asks. Raises InvalidRequest."""
         most = self.truncate_prompt_tokens

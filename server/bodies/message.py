@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from hamburger.engine.types.errors import shown
 from hamburger.server.schema import ListOf, Schema
@@ -28,6 +28,8 @@ def _text(content: Any) -> Any:
     return "\n".join(texts)
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool")  # OpenAI's
+
 Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array"]})]
 Content = Annotated[str | None, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array", "null"]})]
 
@@ -35,7 +37,11 @@ Content = Annotated[str | None, BeforeValidator(_text), WithJsonSchema({"type": 
 class Message(Schema):
     """One chat message."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: str = Field(
+        min_length=1,
+        max_length=64,
+        description="system, developer, user, assistant, tool, or another that the model's chat template names",
+    )
     content: Content = None
     refusal: str | None = None
     reasoning_content: str | None = None

@@ -38,18 +38,22 @@ def completion_routes(answering: Answering) -> APIRouter:
         """The continuation of one or more prompts. Choice index = prompt index x n + choice."""
         body = await read_body(request, CompletionBody, settings)
         context = answering.choose(request, body)
-        tokenizer = context.tokenizer
         check_number(context, body, len(body.prompt))
         params = await sampling_params(context, request, body)
         add_special_tokens = body.add_special_tokens is not False
         most = context.engine.info.max_model_len
-        longest = body.longest_prompt(most)
         prompts: list[list[int]] = []
         for prompt in body.prompt:
             if isinstance(prompt, str):
                 prompts.append(
                     await encode_text(
-                        tokenizer, prompt, add_special_tokens=add_special_tokens, param="prompt", max_tokens=longest
+                        context,
+                        request.receive,
+                        prompt,
+                        add_special_tokens=add_special_tokens,
+                        param="prompt",
+                        max_tokens=most,
+                        is_cut=body.truncate_prompt_tokens is not None,
                     )
                 )
                 if len(body.prompt) > 1:
@@ -61,8 +65,8 @@ def completion_routes(answering: Answering) -> APIRouter:
         echoes: list[Echo] = []
         for ids, uncut, written in zip(prompts, whole, body.prompt, strict=True) if body.echo else ():
             text = written if isinstance(written, str) and ids is uncut else None
-            echoes += [Echo(tokenizer, ids, text)] * len(params)
-        reply = CompletionReply(body, context.served, tokenizer, prompts, echoes)
+            echoes += [Echo(context.tokenizer, ids, text)] * len(params)
+        reply = CompletionReply(body, context.served, context.tokenizer, prompts, echoes)
         if body.leaves_limit:
             answers = [(prompt, _limited(choice, len(prompt), most)) for prompt, choice in answers]
         return await answering.answer(context, request, body, answers, reply)

@@ -42,7 +42,7 @@ def message_routes(answering: Answering) -> APIRouter:
         with naming(NAMES):
             chat = await asyncio.to_thread(_chat, body)
             context = answering.choose(request, chat)
-            return {"input_tokens": await count_chat(context, chat)}
+            return {"input_tokens": await count_chat(context, request.receive, chat)}
 
     return router
 

@@ -86,7 +86,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
             chat = await asyncio.to_thread(lambda: validated(ChatBody, body.chat(turns)))
             return {
                 "object": "response.input_tokens",
-                "input_tokens": await count_chat(answering.choose(request, chat), chat),
+                "input_tokens": await count_chat(answering.choose(request, chat), request.receive, chat),
             }
 
     async def conversation(body: ResponsesBody, owner: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

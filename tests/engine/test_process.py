@@ -8,8 +8,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -82,6 +84,23 @@ async def test_a_killed_engine_is_told_to_all_at_once() -> None:
         assert "SIGKILL" in str(health.error)
         with pytest.raises(EngineDead):
             engine.submit(endless(1))
+
+
+async def test_an_engines_end_is_heard_while_all_threads_of_the_loop_are_busy() -> None:
+    async with engine_of(host := host_of("slow")) as engine:
+        [stream] = engine.submit(endless(1))
+        loop, go_on = asyncio.get_running_loop(), threading.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, go_on.wait, 20)
+        try:
+            os.kill(host.pid, signal.SIGKILL)
+            async with asyncio.timeout(10):
+                with pytest.raises(EngineDead):
+                    await collect(stream)
+            assert not busy.done()
+        finally:
+            go_on.set()
+            await busy
 
 
 def test_ranks_of_an_engine_that_died_leave_no_zombies_where_the_server_is_process_1() -> None:

@@ -176,7 +176,7 @@ async def serving(
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             yield Served(app, launched, runner, metrics, client)
         responses.close()
-        context.grammars.close()
+        context.close()
 
 
 @asynccontextmanager

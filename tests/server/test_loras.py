@@ -262,7 +262,7 @@ async def test_of_one_name_only_one_model_has_an_adapter() -> None:
             listed = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
             assert sorted(listed) == ["a", "one", "two"]
         for context in contexts:
-            context.grammars.close()
+            context.close()
 
 
 async def test_no_name_is_another_with_a_confidence() -> None:
