@@ -26,7 +26,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LINEARS = tuple(part for parts in JOINED.values() for part in parts)
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-_MODULE = re.compile(r"model\.layers\.(\d+)\.(\w+\.\w+)")
+_MODULE = re.compile(r"model\.layers\.(\d{1,9})\.(\w+\.\w+)")
 # Linears that relatives.py cuts apart, by what it makes of them.
 _CUT = {
     "q_proj": "qkv_proj",
@@ -43,7 +43,7 @@ _OF_TRAINING = {
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config", "runtime_config",
     "qalora_group_size", "ensure_weight_tying",
 }  # fmt: skip
-_LONGEST_PATTERN, _MOST_REPEATS, _MOST_GROUPS = 2000, 4, 3
+_LONGEST_PATTERN, _MOST_REPEATS, _MOST_GROUPS, _MOST_PATTERNS = 2000, 4, 3, 2000
 _REPEAT = re.compile(r"[*+?{]")
 _GROUP = re.compile(r"\((?:\?:)?[\w.|\\\[\]-]*\)(?![*+?{])")
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base's weights, too
@@ -84,8 +84,11 @@ def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str
         sides[match["side"]] = tensor
     if not found:
         raise CheckpointError(f"{file} holds no tensors.")
+    alphas = _OfModules(config, "lora_alpha", "alpha_pattern", str(file))
+    ranks = None if config.get("r") is None else _OfModules(config, "r", "rank_pattern", str(file))
+    is_stable = bool(config.get("use_rslora"))
     pairs = {
-        retold_name(base or {}, module): _scaled(module, sides, config, max_rank, str(file))
+        retold_name(base or {}, module): _scaled(module, sides, alphas, ranks, is_stable, max_rank, str(file))
         for module, sides in found.items()
     }
     # Factors of a linear, and cuts of it, concern its outputs: those of B.
@@ -128,7 +131,7 @@ def _widest(trunk: TrunkConfig) -> int:
 def _of_no_linear(name: str, trunk: TrunkConfig, where: str) -> CheckpointError:
     but = "" if trunk.experts is None else "; experts and their router have none"
     return CheckpointError(
-        f"{where}: {name} is of no linear of this model's {trunk.num_layers} layers, which alone may have an adapter "
+        f"{where}: {name[:200]} is of no linear of this model's {trunk.num_layers} layers, which alone may have an adapter "
         f"({', '.join(_LINEARS)}{but})."
     )
 
@@ -138,6 +141,10 @@ def _check_patterns(config: Mapping[str, Any], where: str) -> None:
     many groups do: it is an adapter's, which is data."""
     for name in ("alpha_pattern", "rank_pattern"):
         patterns = config.get(name)
+        if isinstance(patterns, Mapping) and len(patterns) > _MOST_PATTERNS:
+            raise CheckpointError(
+                f"{where}: {name} has {len(patterns):,} patterns, but at most {_MOST_PATTERNS:,} are read."
+            )
         for pattern in patterns if isinstance(patterns, Mapping) else ():
             plain, num_groups = _GROUP.subn("", pattern)
             repeats = max(len(_REPEAT.findall(part)) for part in plain.split("|"))
@@ -169,22 +176,49 @@ def _check_kind(config: Mapping[str, Any], where: str) -> None:
             )
 
 
+class _OfModules:
+    """A number for each module, as PEFT chooses: of the first pattern that its name's end matches, else `field`."""
+
+    def __init__(self, config: Mapping[str, Any], field: str, patterns: str, where: str) -> None:
+        """Raises CheckpointError for what is no pattern."""
+        self._default, self._message = config.get(field), f"{where}: {field} or {patterns} of {CONFIG} give no number"
+        try:
+            own = (config.get(patterns) or {}).items()
+            self._patterns = [(re.compile(rf"(.*\.)?({key})$"), value) for key, value in own]
+        except (AttributeError, re.error) as error:
+            raise CheckpointError(f"{self._message}: {error}.") from error
+
+    def of(self, module: str) -> float:
+        """Raises CheckpointError."""
+        value = next((value for pattern, value in self._patterns if pattern.match(module)), self._default)
+        try:
+            return float(str(value))
+        except ValueError as error:
+            raise CheckpointError(f"{self._message} for {module}.") from error
+
+
 def _scaled(
-    module: str, sides: Mapping[str, Tensor], config: Mapping[str, Any], max_rank: int, where: str
+    module: str,
+    sides: Mapping[str, Tensor],
+    alphas: _OfModules,
+    ranks: _OfModules | None,
+    is_stable: bool,
+    max_rank: int,
+    where: str,
 ) -> tuple[Tensor, Tensor]:
-    """A and B in float32, B with the scaling."""
+    """A and B in float32, B with the scaling: alpha / rank, or, if stable (arXiv 2312.03732), alpha / sqrt(rank)."""
     if len(sides) < 2:
         raise CheckpointError(f"{where}: {module} has only one of lora_A and lora_B.")
     rank = len(sides["A"])
     if rank > max_rank:
         raise CheckpointError(f"{where}: the rank of {module} is {rank}, above max_lora_rank ({max_rank}): raise it.")
-    if config.get("r") is not None and sides["B"].shape[1] == rank:  # else they do not fit each other
-        told = _chosen(config, "r", "rank_pattern", module, where)
-        if told != rank:  # the scaling would not be that of its training
-            raise CheckpointError(
-                f"{where}: the rank of {module} is {rank}, but {CONFIG} says {told:g}: they are of two adapters."
-            )
-    down, up = sides["A"].float(), sides["B"].float() * _scaling(config, module, max(rank, 1), where)
+    told = None if ranks is None else ranks.of(module)
+    if told not in (None, rank) and sides["B"].shape[1] == rank:  # the scaling would not be that of its training
+        raise CheckpointError(
+            f"{where}: the rank of {module} is {rank}, but {CONFIG} says {told:g}: they are of two adapters."
+        )
+    scaling = alphas.of(module) / (math.sqrt(max(rank, 1)) if is_stable else max(rank, 1))
+    down, up = sides["A"].float(), sides["B"].float() * scaling
     if not (down.sum() + up.sum()).isfinite():
         raise CheckpointError(f"{where}: the tensors of {module} hold numbers that are not finite.")
     return down, up
@@ -197,18 +231,3 @@ def _check_shapes(module: str, down: Tensor, up: Tensor, linear: tuple[int, ...]
             f"{where}: lora_A and lora_B of {module} are {list(down.shape)} and {list(up.shape)}, but this model's "
             f"linear is {list(linear)}: the adapter is of another model."
         )
-
-
-def _scaling(config: Mapping[str, Any], module: str, rank: int, where: str) -> float:
-    """alpha / rank, or with rank-stabilised adapters (arXiv 2312.03732) alpha / sqrt(rank)."""
-    alpha = _chosen(config, "lora_alpha", "alpha_pattern", module, where)
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _chosen(config: Mapping[str, Any], field: str, patterns: str, module: str, where: str) -> float:
-    """As PEFT chooses: of the first pattern that the end of the module's name matches."""
-    try:
-        own = (config.get(patterns) or {}).items()
-        return float(str(next((of for key, of in own if re.match(rf"(.*\.)?({key})$", module)), config.get(field))))
-    except (AttributeError, TypeError, ValueError, re.error) as error:
-        raise CheckpointError(f"{where}: {field} or {patterns} of {CONFIG} give no number for {module}.") from error
