@@ -131,8 +131,8 @@ def _widest(trunk: TrunkConfig) -> int:
 def _of_no_linear(name: str, trunk: TrunkConfig, where: str) -> CheckpointError:
     but = "" if trunk.experts is None else "; experts and their router have none"
     return CheckpointError(
-        f"{where}: {name[:200]} is of no linear of this model's {trunk.num_layers} layers, which alone may have an adapter "
-        f"({', '.join(_LINEARS)}{but})."
+        f"{where}: {name[:200]} is of no linear of this model's {trunk.num_layers} layers, which alone may have an "
+        f"adapter ({', '.join(_LINEARS)}{but})."
     )
 
 

@@ -149,6 +149,20 @@ def test_parts_are_not_overwritten_without_their_recipe(tmp_path: Path) -> None:
         SegmentedDataset(tmp_path)
 
 
+def test_what_others_have_in_the_folder_stays(tmp_path: Path) -> None:
+    (tmp_path / "notes.tmp").write_text("mine")
+    (tmp_path / "part-00001.tmp").write_text("cut off")
+    DatasetWriter(tmp_path, META).close()
+    assert (tmp_path / "notes.tmp").read_text() == "mine"
+    assert not (tmp_path / "part-00001.tmp").exists()
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    with pytest.raises(TrainingError, match="is a model's folder"):
+        DatasetWriter(model, META)
+    assert [path.name for path in model.iterdir()] == ["config.json"]
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": "x", "version": 1}', '{"version": 1}'])
 def test_a_wrong_meta_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "meta.json").write_text(text)

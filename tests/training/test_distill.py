@@ -59,6 +59,7 @@ def test_an_answer_holds_all_that_training_needs(tmp_path: Path) -> None:
         "category": "chat",
         "sampling": {"temperature": 0.0, "top_p": 1.0, "max_tokens": 30, "seed": answer_seed(5, "p", 0)},
         "model": "tiny",
+        "dtype": "float32",
         "messages": prompt.messages,
         "prompt_ids": list(b"user: x\nassistant: "),
         "response": "hi",
@@ -138,6 +139,9 @@ def test_looping_answers_are_dropped_once_and_for_all(tmp_path: Path) -> None:
     kept = write(tmp_path / "b.jsonl", 3, DistillSettings(held_out=0.0, max_tokens=40, keep_loops=True), writer(runner))
     assert (kept.kept, kept.repetitive) == (3, 0)
     assert sum(is_repetitive(row["token_ids"]) for row in rows(tmp_path / "b.jsonl")) == 2
+    keeping = DistillSettings(held_out=0.0, max_tokens=40, keep_loops=True)
+    with pytest.raises(TrainingError, match=r"a\.jsonl\.dropped names 2 answers that were dropped, which --keep-loops"):
+        write(tmp_path / "a.jsonl", 3, keeping, writer(runner))
 
 
 def test_held_out_and_long_prompts_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -176,6 +180,9 @@ def test_other_options_need_another_file(tmp_path: Path) -> None:
             write(tmp_path / "a.jsonl", 3, changed)
     with pytest.raises(TrainingError, match=r"'model': 'tiny'.*'model': 'other'"):
         distill(writer(), prompts(3), tmp_path / "a.jsonl", ALL, model_name="other")
+    in_bfloat16 = writer(dtype="bfloat16")
+    with pytest.raises(TrainingError, match=r"'dtype': 'float32'.*'dtype': 'bfloat16'"):
+        distill(in_bfloat16, prompts(3), tmp_path / "a.jsonl", ALL, model_name="tiny")
     assert (tmp_path / "a.jsonl").read_bytes() == before
 
 
@@ -183,6 +190,13 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "mine"}\n')
     with pytest.raises(TrainingError, match="was not written by distill"):
         write(tmp_path / "a.jsonl", 3)
+    for name in ("settings.json", "c.jsonl", "c.jsonl.dropped"):
+        text = '{"my": "settings"}' if name == "settings.json" else '{"text": "mine"}\n{"text": "yours"}'
+        (tmp_path / name).write_text(text)
+        with pytest.raises(TrainingError, match="was not written by distill"):
+            write(tmp_path / name.removesuffix(".dropped"), 1)
+        assert (tmp_path / name).read_text() == text
+        (tmp_path / name).unlink()
     write(tmp_path / "b.jsonl", 1)
     (tmp_path / "b.jsonl").write_text((tmp_path / "b.jsonl").read_text() * 2)
     with pytest.raises(TrainingError, match='holds the answer to "p0" twice'):

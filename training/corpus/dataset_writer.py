@@ -34,6 +34,10 @@ class DatasetWriter:
     """
 
     def __init__(self, folder: Path, meta: DatasetMeta) -> None:
+        if (folder / "config.json").exists():
+            raise TrainingError(
+                f"{folder} is a model's folder: name another one, as parts beside its weights spoil it."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._lock = (folder / ".lock").open("w")
@@ -42,8 +46,8 @@ class DatasetWriter:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise TrainingError(f"{folder} is being written by another process: wait for it or end it.") from error
-            for left_over in folder.glob("*.tmp"):
-                left_over.unlink()
+            for left_over in (folder / "meta.tmp", *folder.glob("part-*.tmp")):
+                left_over.unlink(missing_ok=True)
             parts, file = part_paths(folder), folder / "meta.json"
             if parts and not file.exists():
                 raise TrainingError(f"{folder} has parts but no meta.json: name another folder.")

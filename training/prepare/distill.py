@@ -23,11 +23,13 @@ from hamburger.engine.types.messages import EngineInfo
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.training.base_model import base_arguments, base_name
 from hamburger.training.corpus.conversation import ChatTokenizer, prompt_ids
-from hamburger.training.corpus.jsonl import GrowingFile, read_rows
+from hamburger.training.corpus.jsonl import GrowingFile, check_own, read_rows
 from hamburger.training.corpus.prompts import Prompt, is_held_out, read_prompts, unit_hash
 from hamburger.training.corpus.repetition import is_repetitive
 from hamburger.training.errors import TrainingError
 from hamburger.training.progress import token_bar
+
+_KEYS = ("id", "model", "sampling")  # of every row that was written here
 
 
 class Writer(Protocol):
@@ -113,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
         raise TrainingError(f"there is no prompt in {', '.join(map(str, args.prompts))}: each line is to hold one.")
     name, (model, base) = base_name(args.model, args.base), base_arguments(args.model, args.base)
     if args.out.exists():  # and so is a file of other answers
+        check_own(args.out, _KEYS, "distill")
         with GrowingFile(args.out) as answers:
             _known(answers.path, settings, name)
     llm = LLM(
@@ -164,9 +167,18 @@ def distill(
             f"all {tally.held_out} prompts are held out for evaluation, so there is nothing to write: give more, or "
             "lower --held-out."
         )
-    with GrowingFile(out) as answers, GrowingFile(out.with_name(out.name + ".dropped")) as dropped:
-        known = _known(answers.path, settings, model_name)
-        was_dropped = _known(dropped.path, settings, model_name)
+    dropped_file = out.with_name(out.name + ".dropped")
+    for file in (out, dropped_file):
+        check_own(file, _KEYS, "distill")
+    dtype = writer.info.dtype
+    with GrowingFile(out) as answers, GrowingFile(dropped_file) as dropped:
+        known = _known(answers.path, settings, model_name, dtype)
+        was_dropped = _known(dropped.path, settings, model_name, dtype)
+        if was_dropped and settings.keep_loops:
+            raise TrainingError(
+                f"{dropped_file} names {len(was_dropped)} answers that were dropped, which --keep-loops keeps: remove "
+                "it, and they are written, or name another file with --out."
+            )
         todo = [task for task in tasks if (task.prompt.id, task.sample) not in known | was_dropped]
         tally.found, tally.repetitive = len(known), len(was_dropped)
         with token_bar("Writing", len(tasks), console) as bar:
@@ -174,7 +186,7 @@ def distill(
             requests = ((task.prompt_ids, settings.sampling(task.prompt.id, task.sample)) for task in todo)
             for index, result in writer.generate_each(requests, lambda update: bar.add_tokens(len(update.token_ids))):
                 task = todo[index]
-                head = _head(task, settings, model_name)
+                head = _head(task, settings, model_name, dtype)
                 tally.num_tokens += len(result.token_ids)
                 if not settings.keep_loops and is_repetitive(result.token_ids):
                     tally.repetitive += 1
@@ -212,7 +224,7 @@ def _tasks(writer: Writer, prompts: Sequence[Prompt], settings: DistillSettings,
     return tasks[: settings.limit]
 
 
-def _head(task: _Task, settings: DistillSettings, model_name: str) -> dict[str, Any]:
+def _head(task: _Task, settings: DistillSettings, model_name: str, dtype: str) -> dict[str, Any]:
     category = {} if task.prompt.category is None else {"category": task.prompt.category}
     return {
         "id": task.prompt.id,
@@ -220,6 +232,7 @@ def _head(task: _Task, settings: DistillSettings, model_name: str) -> dict[str, 
         **category,
         "sampling": _sampling_values(settings, task.prompt.id, task.sample),
         "model": model_name,
+        "dtype": dtype,
     }
 
 
@@ -239,8 +252,11 @@ def _sampling_values(settings: DistillSettings, prompt_id: str, sample: int) -> 
     return {name: getattr(params, name) for name in names}
 
 
-def _known(path: Path, settings: DistillSettings, model_name: str) -> set[tuple[str, int]]:
-    """(id, sample) of every row. Raises TrainingError for a row that these settings would not have made."""
+def _known(path: Path, settings: DistillSettings, model_name: str, dtype: str | None = None) -> set[tuple[str, int]]:
+    """(id, sample) of every row. Raises TrainingError for a row that these settings would not have made.
+
+    dtype: of the computation; None: not known yet. Older rows do not say it.
+    """
     counts: Counter[tuple[str, int]] = Counter()
     for row in read_rows(path):
         prompt_id, sample = row.values.get("id"), row.values.get("sample", 0)
@@ -248,6 +264,8 @@ def _known(path: Path, settings: DistillSettings, model_name: str) -> set[tuple[
             raise TrainingError(f"{row.place} was not written by distill: name another file with --out.")
         made = {"model": row.values.get("model"), "sampling": row.values.get("sampling")}
         wanted = {"model": model_name, "sampling": _sampling_values(settings, prompt_id, sample)}
+        if dtype is not None and "dtype" in row.values:
+            made, wanted = made | {"dtype": row.values["dtype"]}, wanted | {"dtype": dtype}
         if made != wanted:
             raise TrainingError(
                 f"{row.place} was made with other options ({made}; now {wanted}): repeat those, or name another file "
