@@ -259,7 +259,7 @@ def _description(model: ModelContext) -> list[str]:
     return [
         f"ready: {model.served.name} on {info.device} in {info.dtype}, context {info.max_model_len:,} tokens",
         kind,
-        f"KV pool: {info.total_slots:,} slots, about {info.expected_tokens:,} tokens; "
+        f"KV pool: {info.total_slots:,} slots{'' if info.settles else f', about {info.expected_tokens:,} tokens'}; "
         f"{info.max_num_seqs} answers at once",
         *([_sampling(model.sampling_defaults)] if model.sampling_defaults else []),
         *([f"LoRA adapters: {', '.join(model.engine.loras)}"] if model.engine.loras else []),

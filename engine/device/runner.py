@@ -228,7 +228,8 @@ class Runner:
             return max(1, min(self._config.max_group, 1 + row.item.max_drafts, left - 1))
         p = sequence.params
         if self._short_list is not None and (
-            p.logit_bias or (sequence.num_output_tokens < p.min_tokens and self._short_list <= sequence.end_token_ids)
+            any(p.logit_bias.values())
+            or (sequence.num_output_tokens < p.min_tokens and self._short_list <= sequence.end_token_ids)
         ):
             return 1
         return min(self._config.max_group, sequence.num_tokens_left)

@@ -11,7 +11,7 @@ from functools import partial
 from hamburger.engine.plan.held import Held, as_numbers, as_packed
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import KV_BYTES, NUMBER_BYTES, Load, Machine, Plan, Shape, make_plan, shape_of
-from hamburger.engine.types.config import EngineArgs
+from hamburger.engine.types.config import SETTLE_SETTINGS, EngineArgs
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.config.folder import read_model_config
 from hamburger.model.checkpoints.four_bits import four_bit_linears
@@ -61,6 +61,9 @@ def _request(args: argparse.Namespace, shape: Shape) -> tuple[int, int]:
 
 def _settling(args: argparse.Namespace, fitted: Mapping[str, float]) -> Settling | None:
     if not args.settle:
+        for name in sorted(SETTLE_SETTINGS):
+            if getattr(args, name) is not None:
+                raise ConfigError(f"{name} is given, but settle is off: turn that on, or leave {name} out.")
         return None
     return Settling.of_model(fitted, args.settle_window, args.settle_growth, args.settle_keep, args.settle_limit)
 
@@ -128,7 +131,7 @@ def table(plan: Plan) -> str:
         ("parameters", f"{plan.parameters:,}"),
         ("weights", _gib(plan.weights_bytes)),
         *([("LoRA adapters", _gib(plan.loras_bytes))] if plan.loras_bytes else []),
-        ("one slot", f"{plan.slot_bytes / 1024:,.0f} KiB"),
+        ("one slot", f"{plan.slot_bytes / 1024:,.4g} KiB"),
         ("KV pool", f"{_gib(plan.pool_bytes)}: {plan.pool_slots:,} slots in {plan.pool_blocks:,} blocks"),
         ("one request", f"{plan.prompt_tokens:,} prompt and {plan.output_tokens:,} answer tokens"),
         ("", ""),

@@ -40,7 +40,7 @@ class Settling:
         if self.limit is not None and self.limit < self.least_limit:
             raise ConfigError(
                 f"settle_limit is {self.limit}, but a window of {self.window} with a settle_keep of {self.keep:g} "
-                f"needs {self.least_limit} at least: raise it, or lower settle_window."
+                f"needs {self.least_limit} at least: raise it{', or lower settle_window' * (self.window > 32)}."
             )
 
     @classmethod

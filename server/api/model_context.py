@@ -25,6 +25,7 @@ from hamburger.server.tools.reasoning import Markers
 from hamburger.server.tools.tool_parsers import Family
 
 _NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)")
+_WRITTEN_NUMBER = re.compile(rf"{_NUMBER.pattern}([eE][+-]?[0-9]{{1,3}})?")  # as programs write small ones
 
 
 def is_alias(model: str, name: str) -> bool:
@@ -116,7 +117,7 @@ def choose_confidence(field: float | None, alias: float | None, headers: Mapping
     header = headers.get(CONFIDENCE_HEADER)
     if field is not None or alias is not None or header is None:
         return alias if field is None else field
-    if not _NUMBER.fullmatch(header.strip()) or not 0 <= float(header) <= 1:
+    if not _WRITTEN_NUMBER.fullmatch(header.strip()) or not 0 <= float(header) <= 1:
         raise InvalidRequest(f"{CONFIDENCE_HEADER} is {shown(header)}: it must be in [0, 1].", CONFIDENCE_HEADER)
     return float(header)
 

@@ -59,7 +59,12 @@ _COMMON: dict[str, Refused] = {
     "watermarking": if_on(),
     "kv_transfer_params": if_any(_ONE_MACHINE),
     "ec_transfer_params": if_any(_ONE_MACHINE),
-}
+    **dict.fromkeys(
+        ["groups", "max_group", "settle_window", "settle_growth", "settle_keep", "settle_limit", "target_tpot_ms",
+         "kv_cache_dtype"],
+        but(instead="it is a setting of the server"),
+    ),
+}  # fmt: skip
 _SGLANG: dict[str, Refused] = {
     "stop_regex": if_any("use stop, or end the answer by a grammar (regex)"),
     "custom_logit_processor": if_any(),
