@@ -73,7 +73,17 @@ def model_context(
     served = ServedModel(model_name, engine.info, text_settings, aliases=settings.model_alias)
     markers = markers_of(tokenizer)
     return ModelContext(
-        engine, tokenizer, metrics, settings, served, grammars, family, markers, sampling_defaults, LongTexts()
+        engine,
+        tokenizer,
+        metrics,
+        settings,
+        served,
+        grammars,
+        family,
+        markers,
+        sampling_defaults,
+        long_prompts=LongTexts(2),
+        counted_texts=LongTexts(1),
     )
 
 

@@ -43,7 +43,9 @@ _OF_TRAINING = {
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config", "runtime_config",
     "qalora_group_size", "ensure_weight_tying",
 }  # fmt: skip
+_LONGEST_MODULE = 64  # characters: what a pattern may cost grows with their fourth power
 _LONGEST_PATTERN, _MOST_REPEATS, _MOST_GROUPS, _MOST_PATTERNS = 2000, 4, 3, 2000
+_MOST_REPEATS_OF_ALL = 400
 _REPEAT = re.compile(r"[*+?{]")
 _GROUP = re.compile(r"\((?:\?:)?[\w.|\\\[\]-]*\)(?![*+?{])")
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base's weights, too
@@ -66,7 +68,11 @@ def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_safetensors(file).items():
         match = _TENSOR.fullmatch(name)
-        if match is None or _MODULE.fullmatch(retold_name(base or {}, match["module"])) is None:
+        if (
+            match is None
+            or len(match["module"]) > _LONGEST_MODULE
+            or _MODULE.fullmatch(retold_name(base or {}, match["module"])) is None
+        ):
             raise _of_no_linear(name, trunk, str(file))
         if tensor.dim() != 2 or tensor.dtype not in _DTYPES:
             raise CheckpointError(
@@ -139,6 +145,7 @@ def _of_no_linear(name: str, trunk: TrunkConfig, where: str) -> CheckpointError:
 def _check_patterns(config: Mapping[str, Any], where: str) -> None:
     """Raises CheckpointError for a regular expression that may take for ever, as some with repeats within repeats or
     many groups do: it is an adapter's, which is data."""
+    all_repeats = 0
     for name in ("alpha_pattern", "rank_pattern"):
         patterns = config.get(name)
         if isinstance(patterns, Mapping) and len(patterns) > _MOST_PATTERNS:
@@ -155,6 +162,12 @@ def _check_patterns(config: Mapping[str, Any], where: str) -> None:
                     f"characters, {_MOST_REPEATS} repeats in each alternative, and {_MOST_GROUPS} groups of names, "
                     "none within another or repeated."
                 )
+            all_repeats += len(_REPEAT.findall(plain))
+    if all_repeats > _MOST_REPEATS_OF_ALL:
+        raise CheckpointError(
+            f"{where}: alpha_pattern and rank_pattern have {all_repeats:,} repeats, but at most "
+            f"{_MOST_REPEATS_OF_ALL} are read: name the modules in full."
+        )
 
 
 def _check_kind(config: Mapping[str, Any], where: str) -> None:

@@ -127,8 +127,8 @@ class ModelContext:
     """One for each model. Routes get all of them (served_models.py) and nothing global.
 
     settings: this model's. tool_family: how it writes calls. markers: of what it writes for itself.
-    sampling_defaults: of requests that do not say. lora: the LoRA adapter that answers; None: the model itself. All
-    else is then that of its model.
+    sampling_defaults: of requests that do not say. counted_texts: of which no answer is made. lora: the LoRA adapter
+    that answers; None: the model itself. All else is then that of its model.
     """
 
     engine: AsyncEngine
@@ -140,12 +140,14 @@ class ModelContext:
     tool_family: Family
     markers: Markers | None
     sampling_defaults: SamplingDefaults
-    long_texts: LongTexts
+    long_prompts: LongTexts
+    counted_texts: LongTexts
     lora: str | None = None
 
     def close(self) -> None:
         self.grammars.close()
-        self.long_texts.close()
+        self.long_prompts.close()
+        self.counted_texts.close()
 
     def of_lora(self, adapter: LoraAdapter) -> ModelContext:
         return replace(self, served=self.served.of_lora(adapter), lora=adapter.name)

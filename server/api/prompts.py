@@ -57,7 +57,10 @@ async def encode_text(
     def encode() -> list[int]:
         return _naming_field(param, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    return encode() if len(text) < _LONG_TEXT else await context.long_texts.do(receive, encode)
+    if len(text) < _LONG_TEXT:
+        return encode()
+    lane = context.counted_texts if max_tokens is None else context.long_prompts  # who counts delays no answer
+    return await lane.do(receive, encode)
 
 
 async def count_chat(context: ModelContext, receive: Receive, chat: ChatBody) -> int:

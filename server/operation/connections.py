@@ -25,6 +25,7 @@ from hamburger.server.operation.seldom import Seldom
 logger = logging.getLogger(__name__)
 
 _FIRST_PROBE_SECONDS, _PROBE_SECONDS = 0.05, 1.0  # between signs to a client that has ended its side
+_READ_BYTES = 1 << 12  # at once: of a body in chunks of one byte 700, which take 8 ms in which nobody has a turn
 _MOST_WAITING_BYTES = 1 << 16  # of requests behind one that is not answered yet
 _GRACE_SECONDS = 1.0  # in which the application may answer a slow body itself
 # Who watches the server must not take a crowded one for a dead one: places beyond max_connections, for a moment each.
@@ -66,6 +67,8 @@ def bounded_protocol(
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            if hasattr(transport, "max_size"):  # asyncio's own, of 256 KiB
+                transport.max_size = _READ_BYTES
             self._only_probes = len(self.connections) > max_connections
             if len(self.connections) > max_connections + PROBE_PLACES:
                 self._refuse_one_too_many()

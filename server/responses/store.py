@@ -97,9 +97,14 @@ class ResponseStore:
             logger.error("The response %s cannot be stored: %s", response_id, error)
 
     def get(self, response_id: str, owner: str, param: str | None = None) -> Stored:
-        """Raises ApiError 404 for one that is not there, or another client's."""
+        """Raises ApiError: 404 for one that is not there, or another client's, 503 where the disk does not give it."""
         found = "SELECT owner, text, is_written FROM responses WHERE id = ?"
-        row = self._database.execute(found, (response_id,)).fetchone()
+        try:
+            row = self._database.execute(found, (response_id,)).fetchone()
+        except sqlite3.Error as error:
+            logger.error("The response %s cannot be read: %s", response_id, error)
+            message = f"The response {cut(response_id)} cannot be read now: try again later."
+            raise ApiError(503, message, param=param, code="response_not_read") from error
         if row is None or row[0] != owner:
             raise ApiError(
                 404,

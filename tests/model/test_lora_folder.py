@@ -57,6 +57,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "what is not known yet": ({"use_next_thing": {"a": 1}}, "use_next_thing is {'a': 1}, which is not served"),
     "alpha": ({"lora_alpha": None}, "give no number for model.layers.0.mlp.down_proj"),
     "pattern": ({"alpha_pattern": {"[": 2}}, "alpha_pattern of adapter_config.json give no number"),
+    "too many repeats": (
+        {"rank_pattern": {f"a{i}.*.*": 2 for i in range(201)}},
+        "alpha_pattern and rank_pattern have 402 repeats, but at most 400 are read",
+    ),
     "too many patterns": (
         {"rank_pattern": {f"a{i}": 2 for i in range(2001)}},
         "rank_pattern has 2,001 patterns, but at most 2,000 are read",
@@ -91,6 +95,7 @@ TENSORS: dict[str, tuple[str, torch.Tensor | None, str]] = {
         "layers.4.* is of no linear of this model's 4 layers",
     ),
     "a layer of many digits": (f"layers.{'9' * 4400}.mlp.up_proj.lora_A", torch.zeros(8, 64), "is of no linear of"),
+    "a long name": (f"layers.0.mlp.{'a' * 60}.lora_A", torch.zeros(8, 64), "is of no linear of"),
     "a head": ("lm_head.lora_A", torch.zeros(8, 64), "lm_head.lora_A.weight is of no linear"),
     "half a pair": ("layers.3.mlp.up_proj.lora_B", None, "layers.3.mlp.up_proj has only one of lora_A and lora_B"),
     "another width": (

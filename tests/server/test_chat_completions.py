@@ -177,6 +177,7 @@ async def test_a_seed_may_be_below_0_and_minus_1_is_none() -> None:
         ({"confidence": 1}, {}, 1),
         ({"model": f"{MODEL}@0.25"}, {}, 0.25),
         ({}, {"X-HAMburger-Confidence": "0.75"}, 0.75),
+        ({}, {"X-HAMburger-Confidence": "5e-05"}, 0.00005),
         ({"model": f"{MODEL}@0.25"}, {"X-HAMburger-Confidence": "0.75"}, 0.25),
         ({"model": f"{MODEL}@0.25", "confidence": 0}, {"X-HAMburger-Confidence": "0.75"}, 0),
     ],

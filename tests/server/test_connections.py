@@ -121,6 +121,13 @@ def test_a_head_and_a_body_have_their_own_time() -> None:
         assert timers[-1].cancel.called == (data == b"9")
 
 
+def test_a_connection_is_read_little_by_little() -> None:
+    """A read is taken apart in one go: as chunks of one byte 256 KiB hold up everybody for a third of a second."""
+    transport = Mock(max_size=256 * 1024)
+    connected(Mock(), transport)
+    assert transport.max_size == 4096
+
+
 @pytest.mark.usefixtures("short_grace")
 async def test_a_slow_body_is_a_408_whatever_the_application_does() -> None:
     told: list[str] = []

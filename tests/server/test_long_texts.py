@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fakes import EOS, ByteTokenizer
+from hamburger.engine.types.errors import QueueFull
 from hamburger.server.api import prompts
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.long_texts import LongTexts
@@ -34,11 +35,13 @@ async def test_two_at_once_and_none_for_clients_that_left() -> None:
         assert go_on.wait(20)
         return number
 
-    texts, clients = LongTexts(), [Client() for _ in range(6)]
+    texts, clients = LongTexts(2, most_waiting=4), [Client() for _ in range(7)]
     waiting = [
         asyncio.create_task(texts.do(client.receive, lambda number=i: work(number)))  # type: ignore[misc]
         for i, client in enumerate(clients)
     ]
+    with pytest.raises(QueueFull, match="6 long texts are tokenized or wait for it"):
+        await waiting.pop()
     await until(lambda: len(begun) == 2)
     clients[3].left.set()
     with pytest.raises(ApiError) as refused:

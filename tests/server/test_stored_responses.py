@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -226,6 +227,21 @@ def test_what_a_full_disk_does_not_delete_is_still_there(tmp_path: Path) -> None
     assert ended == ["running"]
     store.put(stored("d", 900))  # all of the room is there again
     assert len(store) == 1
+
+
+def test_a_response_that_the_disk_does_not_give_is_a_503(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = ResponseStore(1000, tmp_path / "responses")
+    store.put(stored("a", 100))
+    database, broken = store._database, Mock()
+    store._database = broken
+    broken.execute.side_effect = sqlite3.OperationalError("disk I/O error")
+    with pytest.raises(ApiError, match="cannot be read now: try again later") as told:
+        store.get("a", "")
+    assert (told.value.status, told.value.code) == (503, "response_not_read")
+    assert "The response a cannot be read: disk I/O error" in caplog.text
+    store._database = database
+    assert store.get("a", "").response["id"] == "a"
+    store.close()
 
 
 async def test_a_response_that_is_not_deleted_is_one_typed_error(tmp_path: Path) -> None:
