@@ -26,7 +26,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LINEARS = tuple(part for parts in JOINED.values() for part in parts)
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-_MODULE = re.compile(r"model\.layers\.(\d{1,9})\.(\w+\.\w+)")
+_MODULE = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(\w+\.\w+)")
 # Linears that relatives.py cuts apart, by what it makes of them.
 _CUT = {
     "q_proj": "qkv_proj",
@@ -64,9 +64,14 @@ def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str
     file = folder / WEIGHTS
     if not file.is_file():
         raise CheckpointError(f"{file} is missing: only safetensors weights are read.")
+    if file.stat().st_size > (most := _most_bytes(trunk, max_rank)):
+        raise CheckpointError(
+            f"{file} has {file.stat().st_size >> 20:,} MiB, more than an adapter of rank {max_rank} (max_lora_rank) of "
+            f"this model can ({most >> 20:,} MiB)."
+        )
     widest = _widest(trunk)
     found: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in read_safetensors(file).items():
+    for name, tensor in read_safetensors(file, mapped=False).items():  # requests may load it while it is written
         match = _TENSOR.fullmatch(name)
         if (
             match is None
@@ -132,6 +137,17 @@ def _widest(trunk: TrunkConfig) -> int:
         for parts in JOINED.values()
     ]
     return max(size for linears in shapes if linears for size in (sum(o for o, _ in linears), linears[0][1]))
+
+
+def _most_bytes(trunk: TrunkConfig, max_rank: int) -> int:
+    """Of a file that is read whole: float64, four times the highest rank so that higher ones are told by name."""
+    sizes = sum(
+        sum(shape)
+        for layer in range(trunk.num_layers)
+        for shape in layer_shapes(trunk, layer).values()
+        if len(shape) == 2
+    )
+    return 8 * sizes * max(4 * max_rank, 256) + (64 << 20)
 
 
 def _of_no_linear(name: str, trunk: TrunkConfig, where: str) -> CheckpointError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
@@ -43,10 +43,13 @@ def read_files(files: list[Path]) -> dict[str, Tensor]:
     return tensors
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """A file's tensors, memory-mapped. Raises CheckpointError when it is truncated or no safetensors file."""
+def read_safetensors(path: Path, *, mapped: bool = True) -> dict[str, Tensor]:
+    """A file's tensors. mapped: they lie in the file, and who cuts that ends this process; else in memory.
+
+    Raises CheckpointError when it is truncated or no safetensors file.
+    """
     try:
-        return load_file(path)
+        return load_file(path) if mapped else dict(sorted(load(path.read_bytes()).items()))  # as load_file has them
     except (SafetensorError, OSError, ValueError) as error:
         if path.is_symlink() and not path.exists():
             raise CheckpointError(f"{path} is a link to a file that is not there: fetch the model again.") from error

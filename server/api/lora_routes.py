@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
@@ -13,6 +15,8 @@ from hamburger.server.api.request_body import read_body
 from hamburger.server.api.served_models import ServedModels
 from hamburger.server.bodies.lora import LoadLoraBody, UnloadLoraBody
 from hamburger.server.config import ServeSettings
+
+logger = logging.getLogger(__name__)
 
 
 def lora_routes(models: ServedModels, settings: ServeSettings) -> APIRouter:
@@ -44,6 +48,7 @@ def lora_routes(models: ServedModels, settings: ServeSettings) -> APIRouter:
             await context.engine.load_lora(name, body.lora_path)
         finally:
             loading.remove(name)
+        logger.info("The LoRA adapter %s was loaded from %s.", shown(name), shown(body.lora_path))
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", responses=TEXT, openapi_extra=body_of(UnloadLoraBody))
@@ -58,6 +63,7 @@ def lora_routes(models: ServedModels, settings: ServeSettings) -> APIRouter:
                 "model",
             )
         context.engine.unload_lora(body.lora_name)
+        logger.info("The LoRA adapter %s was unloaded.", shown(body.lora_name))
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return router

@@ -95,6 +95,7 @@ TENSORS: dict[str, tuple[str, torch.Tensor | None, str]] = {
         "layers.4.* is of no linear of this model's 4 layers",
     ),
     "a layer of many digits": (f"layers.{'9' * 4400}.mlp.up_proj.lora_A", torch.zeros(8, 64), "is of no linear of"),
+    "a layer by another name": ("layers.01.mlp.up_proj.lora_A", torch.zeros(8, 64), "is of no linear of"),
     "a long name": (f"layers.0.mlp.{'a' * 60}.lora_A", torch.zeros(8, 64), "is of no linear of"),
     "a head": ("lm_head.lora_A", torch.zeros(8, 64), "lm_head.lora_A.weight is of no linear"),
     "half a pair": ("layers.3.mlp.up_proj.lora_B", None, "layers.3.mlp.up_proj has only one of lora_A and lora_B"),
@@ -132,6 +133,23 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, name: str) -> None:
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=message):
         read_lora(folder, WIDE_BASE.trunk, 64)
+
+
+def test_a_file_that_is_cut_afterwards_harms_nobody(tmp_path: Path) -> None:
+    """Requests load adapters whose files others may be writing: a mapped one would end the process."""
+    folder = lora_folder(tmp_path, WIDE_BASE, 1)
+    pairs = read_lora(folder, WIDE_BASE.trunk, 8).pairs
+    before = [[tensor.clone() for tensor in pair] for pair in pairs.values()]
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    for pair, kept in zip(pairs.values(), before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(pair, kept, strict=True))
+
+
+def test_a_file_of_more_than_adapters_hold_is_not_read(tmp_path: Path) -> None:
+    folder = lora_folder(tmp_path, WIDE_BASE, 1)
+    os.truncate(folder / "adapter_model.safetensors", 1 << 40)  # sparse
+    with pytest.raises(CheckpointError, match=r"has 1,048,576 MiB, more than an adapter of rank 8 \(max_lora_rank\)"):
+        read_lora(folder, WIDE_BASE.trunk, 8)
 
 
 def test_the_widest_linear_may_be_of_any_layer(tmp_path: Path) -> None:

@@ -147,6 +147,9 @@ async def test_what_cannot_be_loaded_is_told_and_leaves_nothing() -> None:
         await load(server, "sql")
         for fields, param, message in (
             ({"lora_name": "bad", "lora_path": "/bad"}, "lora_path", "/bad is no adapter."),
+            ({"lora_name": "a\nb", "lora_path": "/x"}, "lora_name", "printable characters alone"),
+            ({"lora_name": " ", "lora_path": "/x"}, "lora_name", "printable characters alone"),
+            ({"lora_name": "a" * 257, "lora_path": "/x"}, "lora_name", "at most 256 characters"),
             ({"lora_name": "sql", "lora_path": "/x"}, "lora_name", "'sql' is served already"),
             ({"lora_name": MODEL, "lora_path": "/x"}, "lora_name", "'burger' is served already"),
             ({"lora_name": f"{MODEL}@0.5", "lora_path": "/x"}, "lora_name", "'burger@0.5' is served already"),
