@@ -167,7 +167,25 @@ def test_one_data_set_has_one_precision(base: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="was made with dtype 'float32', not 'bfloat16'"):
         command(add_segment_arguments, segment.run, *call, "--dtype", "bfloat16")
     values = json.loads((data / "meta.json").read_text())
-    del values["dtype"], values["quantization"]  # as it was once
+    del values["dtype"], values["quantization"], values["weights"]  # as it was once
     (data / "meta.json").write_text(json.dumps(values))
     command(add_segment_arguments, segment.run, *call, "--dtype", "bfloat16")
     assert SegmentedDataset(data).meta.dtype is None
+
+
+def test_another_model_of_the_same_name_is_another_one(base: Path, tmp_path: Path) -> None:
+    other = tmp_path / base.name
+    shutil.copytree(base, other)
+    tensors = random_tensors(ModelConfig(trunk=trunk_config(num_layers=2, vocab_size=49152, hidden_size=16)), seed=9)
+    save_file(tensors, other / "model.safetensors")
+    prompts, answers, data = tmp_path / "p.jsonl", tmp_path / "a.jsonl", tmp_path / "data"
+    prompts.write_text('{"id": "a", "prompt": "Hi"}\n')
+    where = ("--device", "cpu", "--dtype", "float32", "--held-out", 0)
+    write = (prompts, "--out", answers, "--max-tokens", 5, "--keep-loops", *where, "--model")
+    command(add_distill_arguments, distill.run, *write, base)
+    with pytest.raises(TrainingError, match=r"a\.jsonl, line 1 was made with other options .*'weights'"):
+        command(add_distill_arguments, distill.run, *write, other)
+    score = (answers, "--out", data, *where, "--model")
+    command(add_segment_arguments, segment.run, *score, base)
+    with pytest.raises(TrainingError, match="data was made with weights"):
+        command(add_segment_arguments, segment.run, *score, other)
