@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     source = resolve_source(model, base)
     weights = fingerprint(source, without=(PROBE_FILE,))  # another model's folder may have the same name
     if args.out.exists():  # and so is a file of other answers
-        check_own(args.out, _KEYS, "distill")
+        check_own(args.out, _KEYS, "distill", is_out=True)
         with GrowingFile(args.out) as answers:
             _known(answers.path, settings, {"model": source.name, "weights": weights})
     llm = LLM(
@@ -175,7 +175,7 @@ def distill(
         )
     dropped_file = out.with_name(out.name + ".dropped")
     for file in (out, dropped_file):
-        check_own(file, _KEYS, "distill")
+        check_own(file, _KEYS, "distill", is_out=True)
     by = {"model": model_name, "dtype": writer.info.dtype} | ({} if weights is None else {"weights": weights})
     with GrowingFile(out) as answers, GrowingFile(dropped_file) as dropped:
         known, was_dropped = (_known(file.path, settings, by) for file in (answers, dropped))
