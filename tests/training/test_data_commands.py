@@ -114,6 +114,12 @@ def test_the_data_set_finds_its_tokenizer_or_takes_another(base: Path, tmp_path:
     page = tmp_path / "x.html"
     command(add_inspect_arguments, inspect_data.run, tmp_path / "data", "--html", page, "--model", "builtin")
     assert "Hello" in page.read_text()
+    page.write_text("<!DOCTYPE HTML>")
+    command(add_inspect_arguments, inspect_data.run, tmp_path / "data", "--html", page)
+    assert "Hello" in page.read_text()
+    with pytest.raises(TrainingError, match=r"--html .*a\.jsonl holds no web page, so it is not replaced"):
+        command(add_inspect_arguments, inspect_data.run, tmp_path / "data", "--html", answers)
+    assert "Hello" in answers.read_text()
 
 
 def test_answers_of_another_model_are_not_scored(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
