@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out.exists():  # and so is a file of other answers
         check_own(args.out, _KEYS, "distill", is_out=True)
         with GrowingFile(args.out) as answers:
-            _known(answers.path, settings, {"model": source.name, "weights": weights})
+            _known(answers.path, settings, {"model": source.name, "weights": weights}, prompts)
     llm = LLM(
         model,
         base,
@@ -178,7 +178,7 @@ def distill(
         check_own(file, _KEYS, "distill", is_out=True)
     by = {"model": model_name, "dtype": writer.info.dtype} | ({} if weights is None else {"weights": weights})
     with GrowingFile(out) as answers, GrowingFile(dropped_file) as dropped:
-        known, was_dropped = (_known(file.path, settings, by) for file in (answers, dropped))
+        known, was_dropped = (_known(file.path, settings, by, prompts) for file in (answers, dropped))
         if was_dropped and settings.keep_loops:
             raise TrainingError(
                 f"{dropped_file} names {len(was_dropped)} answers that were dropped, which --keep-loops keeps: remove "
@@ -256,12 +256,16 @@ def _sampling_values(settings: DistillSettings, prompt_id: str, sample: int) -> 
     return {name: getattr(params, name) for name in names}
 
 
-def _known(path: Path, settings: DistillSettings, by: Mapping[str, str]) -> set[tuple[str, int]]:
-    """(id, sample) of every row. Raises TrainingError for a row that these settings would not have made.
+def _known(
+    path: Path, settings: DistillSettings, by: Mapping[str, str], prompts: Sequence[Prompt]
+) -> set[tuple[str, int]]:
+    """(id, sample) of every row. Raises TrainingError for a row that these settings would not have made, and for one
+    that answers another prompt than the one that has its id now.
 
     by: "model", and as far as they are known "dtype" and "weights", which older rows do not say.
     """
     counts: Counter[tuple[str, int]] = Counter()
+    asked = {prompt.id: prompt.messages for prompt in prompts}
     for row in read_rows(path):
         prompt_id, sample = row.values.get("id"), row.values.get("sample", 0)
         if not isinstance(prompt_id, str) or type(sample) is not int:
@@ -273,6 +277,13 @@ def _known(path: Path, settings: DistillSettings, by: Mapping[str, str]) -> set[
             raise TrainingError(
                 f"{row.place} was made with other options ({made}; now {wanted}): repeat those, or name another file "
                 "with --out."
+            )
+        messages = row.values.get("messages")  # those that were dropped have none
+        if messages is not None and messages != asked.get(prompt_id, messages):
+            raise TrainingError(
+                f'{row.place} answers another prompt than the one that has the id "{prompt_id}" now. Prompts without '
+                "an id are called by their line, so leave their lines as they were: add new ones behind them, or name "
+                "another file with --out."
             )
         counts[prompt_id, sample] += 1
     twice = [key for key, times in counts.items() if times > 1]
