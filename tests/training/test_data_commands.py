@@ -91,6 +91,14 @@ def test_no_prompt_is_a_mistake(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_no_answer_is_a_mistake(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_text("\n")
+    monkeypatch.setattr(segment, "Scorer", None)  # nothing is loaded
+    with pytest.raises(TrainingError, match=r"there is no answer in .*a\.jsonl: each line is to hold one"):
+        command(add_segment_arguments, segment.run, tmp_path / "a.jsonl", "--out", tmp_path / "data", "--model", base)
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_file_of_other_answers_costs_no_model(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.jsonl").write_text('{"id": "a", "prompt": "Hi"}\n')
     (tmp_path / "a.jsonl").write_text('{"text": "mine"}\n')

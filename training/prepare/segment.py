@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     check_settings(args.strategy, args.max_group, args.ratio, args.floor)
     model, base = base_arguments(args.model, args.base)
     source = resolve_source(model, base)
+    if next(read_answers(args.answers), None) is None:
+        raise TrainingError(f"there is no answer in {', '.join(map(str, args.answers))}: each line is to hold one.")
     tokenizer = Tokenizer.load(source.tokenizer_path)
     check_written_with(tokenizer, args.answers)
     scorer = Scorer.load(
