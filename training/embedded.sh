@@ -7,12 +7,15 @@
 # COMPOSED=1        composed groups, the published form, too: two more stages of training, and their quality
 # INIT=...          the graft to begin from, a folder of ours (model/builtin/graft); else a new one
 # ANSWERS=20000     answers to write              DISTILL=... STAGE1=... STAGE2=... STAGE3=... QUALITY=...   further options
-# HAMBURGER=...     the command                   FILES="code gsm8k_train"   only these prompt files
+# HAMBURGER=...     the command, else ours, else that on the PATH
+# FILES="code gsm8k_train"   only these prompt files
 set -euo pipefail
 
 prompts="${1:?name the folder of prompt files}"
 work="${2:?name a folder for what is made}"
-hamburger="${HAMBURGER:-hamburger}"
+own="$(dirname -- "${BASH_SOURCE[0]}")/../.venv/bin/hamburger"  # what `make` installs
+if [ ! -x "$own" ]; then own=hamburger; fi
+hamburger="${HAMBURGER:-$own}"
 layers=7,14,22,29  # of the trunk, whose states the drafter reads
 features=(--set "graft.feature_layers=[$layers]")
 open="gsm8k_train code instruct_chat summarize_rewrite_translate context_qa_stories open_qa t0_open classification"

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -63,3 +64,20 @@ def test_each_command_parses_and_a_second_call_resumes(tmp_path: Path) -> None:
 
 def test_nothing_follows_a_run_that_was_stopped(tmp_path: Path) -> None:
     assert [call[0] for call in calls(tmp_path, STOPPED="1")] == ["distill", "segment", "train"]
+
+
+def test_the_command_is_that_of_the_installation_or_of_the_path(tmp_path: Path) -> None:
+    script, log = tmp_path / "ours" / "training" / "embedded.sh", tmp_path / "log"
+    own, other = tmp_path / "ours" / ".venv" / "bin" / "hamburger", tmp_path / "bin" / "hamburger"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "training" / "embedded.sh", script)
+    for place in (own, other):
+        place.parent.mkdir(parents=True)
+        place.write_text('#!/usr/bin/env bash\necho "$0" >> "$LOG"; exit 3\n')
+        place.chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if name != "HAMBURGER"}
+    env |= {"LOG": str(log), "PATH": f"{other.parent}:{env['PATH']}"}
+    for _ in range(2):
+        assert subprocess.run([script, "prompts", tmp_path / "work"], env=env, timeout=60).returncode == 3
+        own.unlink(missing_ok=True)
+    assert [Path(line).resolve() for line in log.read_text().splitlines()] == [own, other]

@@ -21,6 +21,7 @@ from hamburger.training.cli.data import (
 )
 from hamburger.training.cli.export import add_export_arguments
 from hamburger.training.cli.quality import add_eval_quality_arguments
+from hamburger.training.cli.settle import add_eval_settle_arguments, add_fit_settle_arguments
 from hamburger.training.cli.train import add_train_arguments
 from hamburger.training.recipe import BUILTIN_RECIPES, read_recipe
 from small_models import graft_config, trunk_config
@@ -34,6 +35,8 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "train": add_train_arguments,
     "export": add_export_arguments,
     "eval-quality": add_eval_quality_arguments,
+    "fit-settle": add_fit_settle_arguments,
+    "eval-settle": add_eval_settle_arguments,
 }
 BLOCKS = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 LINES = [shlex.split(line, comments=True) for line in "".join(BLOCKS).replace("\\\n", " ").splitlines()]
@@ -52,6 +55,13 @@ def test_commands_parse(call: list[str]) -> None:
     if call[0] == "train":
         overrides = [call[i + 1] for i, word in enumerate(call) if word == "--set"]
         read_recipe(call[1], overrides)
+
+
+def test_a_probe_lies_beside_the_model_that_it_was_fitted_to() -> None:
+    fits = [call for call in CALLS if call[0] == "fit-settle"]
+    assert fits
+    for call in fits:
+        assert call[call.index("--out") + 1] == f"{call[call.index('--model') + 1]}/settle.safetensors"
 
 
 def test_every_recipe_is_described() -> None:

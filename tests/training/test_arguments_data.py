@@ -37,7 +37,7 @@ def test_the_defaults_of_distill_are_those_of_its_settings() -> None:
 
 def test_segment_has_an_option_for_every_field_of_its_meta_file() -> None:
     args = parse(add_segment_arguments, "a.jsonl", "--out", "set", "--strategy", "sliding", "--floor", "2.5")
-    fields = set(DatasetMeta.__dataclass_fields__) - {"model_argument", "vocab_size", "state_layers"}
+    fields = set(DatasetMeta.__dataclass_fields__) - {"model_argument", "vocab_size", "state_layers", "weights"}
     assert fields | {"states"} <= set(vars(args))
     assert (args.strategy, args.floor, args.ratio, args.top_k, args.max_length) == ("sliding", 2.5, 0.3, 16, 1024)
 

@@ -91,6 +91,14 @@ def test_no_prompt_is_a_mistake(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_no_answer_is_a_mistake(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_text("\n")
+    monkeypatch.setattr(segment, "Scorer", None)  # nothing is loaded
+    with pytest.raises(TrainingError, match=r"there is no answer in .*a\.jsonl: each line is to hold one"):
+        command(add_segment_arguments, segment.run, tmp_path / "a.jsonl", "--out", tmp_path / "data", "--model", base)
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_file_of_other_answers_costs_no_model(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.jsonl").write_text('{"id": "a", "prompt": "Hi"}\n')
     (tmp_path / "a.jsonl").write_text('{"text": "mine"}\n')
@@ -114,6 +122,12 @@ def test_the_data_set_finds_its_tokenizer_or_takes_another(base: Path, tmp_path:
     page = tmp_path / "x.html"
     command(add_inspect_arguments, inspect_data.run, tmp_path / "data", "--html", page, "--model", "builtin")
     assert "Hello" in page.read_text()
+    page.write_text("<!DOCTYPE HTML>")
+    command(add_inspect_arguments, inspect_data.run, tmp_path / "data", "--html", page)
+    assert "Hello" in page.read_text()
+    with pytest.raises(TrainingError, match=r"--html .*a\.jsonl holds no web page, so it is not replaced"):
+        command(add_inspect_arguments, inspect_data.run, tmp_path / "data", "--html", answers)
+    assert "Hello" in answers.read_text()
 
 
 def test_answers_of_another_model_are_not_scored(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +181,25 @@ def test_one_data_set_has_one_precision(base: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="was made with dtype 'float32', not 'bfloat16'"):
         command(add_segment_arguments, segment.run, *call, "--dtype", "bfloat16")
     values = json.loads((data / "meta.json").read_text())
-    del values["dtype"], values["quantization"]  # as it was once
+    del values["dtype"], values["quantization"], values["weights"]  # as it was once
     (data / "meta.json").write_text(json.dumps(values))
     command(add_segment_arguments, segment.run, *call, "--dtype", "bfloat16")
     assert SegmentedDataset(data).meta.dtype is None
+
+
+def test_another_model_of_the_same_name_is_another_one(base: Path, tmp_path: Path) -> None:
+    other = tmp_path / base.name
+    shutil.copytree(base, other)
+    tensors = random_tensors(ModelConfig(trunk=trunk_config(num_layers=2, vocab_size=49152, hidden_size=16)), seed=9)
+    save_file(tensors, other / "model.safetensors")
+    prompts, answers, data = tmp_path / "p.jsonl", tmp_path / "a.jsonl", tmp_path / "data"
+    prompts.write_text('{"id": "a", "prompt": "Hi"}\n')
+    where = ("--device", "cpu", "--dtype", "float32", "--held-out", 0)
+    write = (prompts, "--out", answers, "--max-tokens", 5, "--keep-loops", *where, "--model")
+    command(add_distill_arguments, distill.run, *write, base)
+    with pytest.raises(TrainingError, match=r"a\.jsonl, line 1 was made with other options .*'weights'"):
+        command(add_distill_arguments, distill.run, *write, other)
+    score = (answers, "--out", data, *where, "--model")
+    command(add_segment_arguments, segment.run, *score, base)
+    with pytest.raises(TrainingError, match="data was made with weights"):
+        command(add_segment_arguments, segment.run, *score, other)

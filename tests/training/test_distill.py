@@ -186,6 +186,32 @@ def test_other_options_need_another_file(tmp_path: Path) -> None:
     assert (tmp_path / "a.jsonl").read_bytes() == before
 
 
+def test_another_model_of_the_same_name_needs_another_file(tmp_path: Path) -> None:
+    def of(weights: str, number: int) -> Tally:
+        return distill(writer(), prompts(number), out, ALL, model_name="tiny", weights=weights)
+
+    out = tmp_path / "a.jsonl"
+    write(out, 1)  # an older file does not say
+    assert of("0a", 3).kept == 2
+    with pytest.raises(TrainingError, match=r"line 2 was made with other options .*'weights': '0a'.*'weights': '0b'"):
+        of("0b", 4)
+    assert of("0a", 4).kept == 1
+
+
+def test_an_id_that_was_another_prompt_s_is_named(tmp_path: Path) -> None:
+    def asks(*texts: str) -> list[Prompt]:
+        return [Prompt(f"line-{i}", [{"role": "user", "content": text}], None) for i, text in enumerate(texts, 1)]
+
+    out = tmp_path / "a.jsonl"
+    distill(writer(), asks("a", "b"), out, ALL, model_name="tiny")
+    assert distill(writer(), asks("a", "b", "c"), out, ALL, model_name="tiny").kept == 1
+    assert distill(writer(), asks("a"), out, ALL, model_name="tiny").found == 3
+    before = out.read_bytes()
+    with pytest.raises(TrainingError, match=r'answers another prompt than the one that has the id "line-\d" now'):
+        distill(writer(), asks("new", "a", "b"), out, ALL, model_name="tiny")
+    assert out.read_bytes() == before
+
+
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "mine"}\n')
     with pytest.raises(TrainingError, match="was not written by distill"):

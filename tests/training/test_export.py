@@ -179,6 +179,9 @@ def test_a_folder_that_is_there_is_not_touched(step: Path, tmp_path: Path) -> No
     for holds, named in ((tmp_path / "base", "is or holds"), (step, "is or holds"), (tmp_path, "is or holds")):
         with pytest.raises(TrainingError, match=named):
             export(options(step, holds, overwrite=True))
+    shutil.copytree(step, tmp_path / "run2" / "step-000010")
+    with pytest.raises(TrainingError, match=r"step-000010 is a training run's checkpoint, so --overwrite leaves it"):
+        export(options(step, tmp_path / "run2" / "step-000010", overwrite=True))
     other = tmp_path / "photos"
     other.mkdir()
     (other / "a.jpg").write_bytes(b"")

@@ -173,6 +173,21 @@ def test_the_file_s_folder_need_not_be_there(folder: Path) -> None:
     assert torch.equal(read_probe(new, TRUNK).weights, read_probe(folder / "own", TRUNK).weights)
 
 
+def test_only_a_probe_is_replaced(folder: Path) -> None:
+    mine = folder.parent / "notes.txt"
+    mine.write_text("mine")
+    for file in (next(f for f in folder.glob("*.safetensors")), mine):
+        before = file.read_bytes()
+        with pytest.raises(TrainingError, match=rf"--out {file} holds no probe, so it is not replaced: name another"):
+            fitting.run(arguments(folder, "--out", str(file)))
+        assert file.read_bytes() == before
+    probe = SettleProbe(torch.randn(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1), equal_shares(TRUNK))
+    save_probe(folder / "own", probe)
+    save_probe(folder / PROBE_FILE, SettleProbe(torch.zeros_like(probe.weights), probe.shares))
+    assert fitting.run(arguments(folder, "--probe", str(folder / "own"), "--window", "400")) == 0
+    assert torch.equal(read_probe(folder / PROBE_FILE, TRUNK).weights, probe.weights)
+
+
 def test_settings_that_were_fitted_serve_where_the_user_says_nothing(folder: Path) -> None:
     probe = SettleProbe(torch.randn(TRUNK.num_layers, TRUNK.num_kv_heads, TRUNK.head_dim + 1), equal_shares(TRUNK))
 

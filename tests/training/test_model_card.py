@@ -73,6 +73,24 @@ def test_no_placeholder_is_left_in(run: RunFacts | None, graft: GraftConfig) -> 
     assert ("1.6, as given to the export" in card) == (graft.stop_scale is not None)
 
 
+def test_verified_groups_are_told_as_they_are_served() -> None:
+    config = replace(FACTS.config, graft=graft_config(groups="verified"))
+    facts = replace(FACTS, config=config, adapter=None, calibration="| after token |")
+    card = model_card(facts)
+    for wrong in ("each in one KV-cache entry", "get 0.8", "Higher is safer", "groups of the data", "eval-quality"):
+        assert wrong not in card
+    assert "each token has a KV-cache entry of its own" in card.split("\n## ")[0]
+    assert "at 0, the default, drafts are made where they pay" in section(card, "Serve it")
+    assert "with one token a slot" in section(card, "The dial")
+    assert "Tokens per KV: 1," in section(card, "Limits")
+    assert "composed" not in card
+    measured = replace(config, graft=graft_config(groups="verified", expected_tokens_per_kv=1.6))
+    assert "with composed groups: 1.6, as given" in section(model_card(replace(facts, config=measured)), "Limits")
+    assert "Quality: the base model's" in section(card, "Limits")
+    for trained in (replace(facts, adapter=Adapter(8, 16.0)), replace(facts, is_whole=True)):
+        assert "Quality against the base model: unknown" in section(model_card(trained), "Limits")
+
+
 def test_a_runs_facts_end_at_the_checkpoint(tmp_path: Path) -> None:
     step = tmp_path / "run" / "step-000002"
     step.mkdir(parents=True)

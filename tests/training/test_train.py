@@ -19,7 +19,7 @@ from hamburger.training.corpus.dataset_writer import DatasetWriter
 from hamburger.training.errors import TrainingError
 from hamburger.training.recipe import parse_recipe
 from hamburger.training.run.folder import RunFolder, read_state
-from hamburger.training.run.journal import Journal
+from hamburger.training.run.journal import Journal, was_validated
 from hamburger.training.run.train import run
 from training_runs import FUSED, dataset_meta, losses, random_source, recipe, validations, write_base
 
@@ -227,3 +227,12 @@ def test_a_journal_forgets_what_comes_again(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 2, 3]
     assert lines[-1]["loss"] == 7.0
+
+
+def test_broken_lines_of_a_journal_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1}\n{"step": 2, "lo\n\0\0\n{"x\xff\n[2]\n{"step": 2, "validation": {}}\n{"step": 3}\n')
+    assert was_validated(tmp_path, 2)
+    assert not was_validated(tmp_path, 1)
+    with Journal(tmp_path, 2, 5, Console(quiet=True)).open():
+        assert file.read_text() == '{"step": 1}\n{"step": 2, "validation": {}}\n'

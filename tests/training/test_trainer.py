@@ -208,10 +208,16 @@ def breaking_job(folder: Path, monkeypatch: pytest.MonkeyPatch, is_broken: Calla
 
 def test_no_checkpoint_is_written_while_the_loss_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = breaking_job(tmp_path, monkeypatch, lambda step: step >= 2)
-    with pytest.raises(TrainingError, match="not finite for 5 steps in a row, up to step 7"):
+    with pytest.raises(TrainingError, match=r"not finite for 5 steps in a row, up to step 7: .* checkpoint \(--init"):
         job.run(QUIET, StopRequest())
     assert [path.name for path in (tmp_path / "run").glob("step-*")] == ["step-000002"]
     assert (tmp_path / "run" / "latest").read_text() == "step-000002\n"
+
+
+def test_where_no_checkpoint_was_written_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = breaking_job(tmp_path, monkeypatch, lambda step: True)
+    with pytest.raises(TrainingError, match="up to step 5: begin anew with lower trunk_lr and graft_lr"):
+        job.run(QUIET, StopRequest())
 
 
 def test_a_stop_while_the_loss_is_broken_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

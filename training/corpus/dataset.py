@@ -33,7 +33,7 @@ TOKEN_TENSORS = {
     "entropy": torch.float32,
     "group_sizes": torch.uint8,
 }
-_LATER = frozenset({"dtype", "quantization"})  # what meta.json did not always have
+_LATER = frozenset({"dtype", "quantization", "weights"})  # what meta.json did not always have
 RESPONSE_TENSORS = {"top_ids": torch.int32, "top_logprobs": torch.float16, "states": torch.bfloat16}
 
 
@@ -67,7 +67,8 @@ class Example:
 class DatasetMeta:
     """The settings that a data set was made with. model: the one that scored it; model_argument, base: to load it.
 
-    dtype, quantization: as it was scored; None in data sets that do not say, which agree with any.
+    dtype, quantization: as it was scored. weights: the model's fingerprint, as another's folder may have the same name.
+    They are None in data sets that do not say, which agree with any.
     """
 
     model: str
@@ -86,6 +87,7 @@ class DatasetMeta:
     state_layers: tuple[int, ...] = ()
     dtype: str | None = None
     quantization: str | None = None
+    weights: str | None = None
 
     def differences(self, other: DatasetMeta) -> list[str]:
         """The fields in which two differ; where the model lies is none of them."""

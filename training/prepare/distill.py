@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,12 +21,14 @@ from hamburger.engine.llm import LLM
 from hamburger.engine.request import RequestUpdate
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.training.base_model import base_arguments, base_name
+from hamburger.model.checkpoints.sources import PROBE_FILE, resolve_source
+from hamburger.training.base_model import base_arguments
 from hamburger.training.corpus.conversation import ChatTokenizer, prompt_ids
 from hamburger.training.corpus.jsonl import GrowingFile, check_own, read_rows
 from hamburger.training.corpus.prompts import Prompt, is_held_out, read_prompts, unit_hash
 from hamburger.training.corpus.repetition import is_repetitive
 from hamburger.training.errors import TrainingError
+from hamburger.training.forward.fingerprint import fingerprint
 from hamburger.training.progress import token_bar
 
 _KEYS = ("id", "model", "sampling")  # of every row that was written here
@@ -113,11 +115,13 @@ def run(args: argparse.Namespace) -> int:
     prompts = list(read_prompts(args.prompts))
     if not prompts:
         raise TrainingError(f"there is no prompt in {', '.join(map(str, args.prompts))}: each line is to hold one.")
-    name, (model, base) = base_name(args.model, args.base), base_arguments(args.model, args.base)
+    model, base = base_arguments(args.model, args.base)
+    source = resolve_source(model, base)
+    weights = fingerprint(source, without=(PROBE_FILE,))  # another model's folder may have the same name
     if args.out.exists():  # and so is a file of other answers
-        check_own(args.out, _KEYS, "distill")
+        check_own(args.out, _KEYS, "distill", is_out=True)
         with GrowingFile(args.out) as answers:
-            _known(answers.path, settings, name)
+            _known(answers.path, settings, {"model": source.name, "weights": weights}, prompts)
     llm = LLM(
         model,
         base,
@@ -128,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         prefix_cache=False,  # what was computed for one prompt must not round the answer to another
         on_progress=lambda line: console.print(line, markup=False),
     )
-    tally = distill(llm, prompts, args.out, settings, model_name=name, console=console)
+    tally = distill(llm, prompts, args.out, settings, model_name=source.name, weights=weights, console=console)
     for line in tally.lines():
         console.print(line, markup=False)
     return 0
@@ -141,9 +145,11 @@ def distill(
     settings: DistillSettings,
     *,
     model_name: str,
+    weights: str | None = None,
     console: Console | None = None,
 ) -> Tally:
-    """Append to `out` the answers that are missing there. console: where the progress bar is shown; None: nowhere.
+    """Append to `out` the answers that are missing there. weights: the model's fingerprint; None: not told.
+    console: where the progress bar is shown; None: nowhere.
 
     Ids of answers that were dropped because they repeat themselves stand in `<out>.dropped`, so that they are not
     written again.
@@ -169,11 +175,10 @@ def distill(
         )
     dropped_file = out.with_name(out.name + ".dropped")
     for file in (out, dropped_file):
-        check_own(file, _KEYS, "distill")
-    dtype = writer.info.dtype
+        check_own(file, _KEYS, "distill", is_out=True)
+    by = {"model": model_name, "dtype": writer.info.dtype} | ({} if weights is None else {"weights": weights})
     with GrowingFile(out) as answers, GrowingFile(dropped_file) as dropped:
-        known = _known(answers.path, settings, model_name, dtype)
-        was_dropped = _known(dropped.path, settings, model_name, dtype)
+        known, was_dropped = (_known(file.path, settings, by, prompts) for file in (answers, dropped))
         if was_dropped and settings.keep_loops:
             raise TrainingError(
                 f"{dropped_file} names {len(was_dropped)} answers that were dropped, which --keep-loops keeps: remove "
@@ -186,7 +191,7 @@ def distill(
             requests = ((task.prompt_ids, settings.sampling(task.prompt.id, task.sample)) for task in todo)
             for index, result in writer.generate_each(requests, lambda update: bar.add_tokens(len(update.token_ids))):
                 task = todo[index]
-                head = _head(task, settings, model_name, dtype)
+                head = _head(task, settings, by)
                 tally.num_tokens += len(result.token_ids)
                 if not settings.keep_loops and is_repetitive(result.token_ids):
                     tally.repetitive += 1
@@ -224,15 +229,14 @@ def _tasks(writer: Writer, prompts: Sequence[Prompt], settings: DistillSettings,
     return tasks[: settings.limit]
 
 
-def _head(task: _Task, settings: DistillSettings, model_name: str, dtype: str) -> dict[str, Any]:
+def _head(task: _Task, settings: DistillSettings, by: Mapping[str, str]) -> dict[str, Any]:
     category = {} if task.prompt.category is None else {"category": task.prompt.category}
     return {
         "id": task.prompt.id,
         "sample": task.sample,
         **category,
         "sampling": _sampling_values(settings, task.prompt.id, task.sample),
-        "model": model_name,
-        "dtype": dtype,
+        **by,
     }
 
 
@@ -252,24 +256,34 @@ def _sampling_values(settings: DistillSettings, prompt_id: str, sample: int) -> 
     return {name: getattr(params, name) for name in names}
 
 
-def _known(path: Path, settings: DistillSettings, model_name: str, dtype: str | None = None) -> set[tuple[str, int]]:
-    """(id, sample) of every row. Raises TrainingError for a row that these settings would not have made.
+def _known(
+    path: Path, settings: DistillSettings, by: Mapping[str, str], prompts: Sequence[Prompt]
+) -> set[tuple[str, int]]:
+    """(id, sample) of every row. Raises TrainingError for a row that these settings would not have made, and for one
+    that answers another prompt than the one that has its id now.
 
-    dtype: of the computation; None: not known yet. Older rows do not say it.
+    by: "model", and as far as they are known "dtype" and "weights", which older rows do not say.
     """
     counts: Counter[tuple[str, int]] = Counter()
+    asked = {prompt.id: prompt.messages for prompt in prompts}
     for row in read_rows(path):
         prompt_id, sample = row.values.get("id"), row.values.get("sample", 0)
         if not isinstance(prompt_id, str) or type(sample) is not int:
             raise TrainingError(f"{row.place} was not written by distill: name another file with --out.")
-        made = {"model": row.values.get("model"), "sampling": row.values.get("sampling")}
-        wanted = {"model": model_name, "sampling": _sampling_values(settings, prompt_id, sample)}
-        if dtype is not None and "dtype" in row.values:
-            made, wanted = made | {"dtype": row.values["dtype"]}, wanted | {"dtype": dtype}
+        said = {name: value for name, value in by.items() if name == "model" or name in row.values}
+        wanted = {**said, "sampling": _sampling_values(settings, prompt_id, sample)}
+        made = {name: row.values.get(name) for name in wanted}
         if made != wanted:
             raise TrainingError(
                 f"{row.place} was made with other options ({made}; now {wanted}): repeat those, or name another file "
                 "with --out."
+            )
+        messages = row.values.get("messages")  # those that were dropped have none
+        if messages is not None and messages != asked.get(prompt_id, messages):
+            raise TrainingError(
+                f'{row.place} answers another prompt than the one that has the id "{prompt_id}" now. Prompts without '
+                "an id are called by their line, so leave their lines as they were: add new ones behind them, or name "
+                "another file with --out."
             )
         counts[prompt_id, sample] += 1
     twice = [key for key, times in counts.items() if times > 1]

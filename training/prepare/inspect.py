@@ -70,6 +70,8 @@ class ShownGroup:
 
 def run(args: argparse.Namespace) -> int:
     """Show one example. Raises TrainingError, CheckpointError, TokenizerError or OSError."""
+    if args.html is not None:
+        _check_page(args.html)
     dataset = SegmentedDataset(args.folder)
     example = dataset.example(args.index)
     named = args.model or dataset.meta.model_argument
@@ -139,6 +141,16 @@ def write_page(path: Path, page: str) -> None:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise TrainingError(f"--html {path} cannot be written: {error.strerror}.") from error
+
+
+def _check_page(path: Path) -> None:
+    """An older page may be replaced, another file may not."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        begins = file.read(256).removeprefix(codecs.BOM_UTF8).lstrip().lower()
+    if begins and not begins.startswith((b"<!doctype html", b"<html")):
+        raise TrainingError(f"--html {path} holds no web page, so it is not replaced: name another file.")
 
 
 def visible(text: str) -> str:

@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 
 from hamburger.engine.text.tokenizer import Tokenizer
-from hamburger.model.checkpoints.sources import EMBEDDED_BASE, resolve_source
-from hamburger.training.base_model import base_arguments, base_name
+from hamburger.model.checkpoints.sources import EMBEDDED_BASE, PROBE_FILE, resolve_source
+from hamburger.training.base_model import base_arguments
 from hamburger.training.corpus.answers import WrittenAnswer, check_written_with, read_answers
 from hamburger.training.corpus.conversation import ChatTokenizer, TokenizedConversation, TrainOn
 from hamburger.training.corpus.dataset import DatasetMeta, Example, SegmentedDataset
@@ -29,6 +29,7 @@ from hamburger.training.corpus.prompts import is_held_out
 from hamburger.training.corpus.repetition import first_repeated_ngram, is_repetitive
 from hamburger.training.corpus.segmentation import Strategy, check_settings, segment
 from hamburger.training.errors import TrainingError
+from hamburger.training.forward.fingerprint import fingerprint
 from hamburger.training.forward.scoring import Scorer, TokenScores
 from hamburger.training.prepare.group_report import group_report
 from hamburger.training.progress import token_bar
@@ -92,7 +93,10 @@ def run(args: argparse.Namespace) -> int:
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     check_settings(args.strategy, args.max_group, args.ratio, args.floor)
     model, base = base_arguments(args.model, args.base)
-    tokenizer = Tokenizer.load(resolve_source(model, base).tokenizer_path)
+    source = resolve_source(model, base)
+    if next(read_answers(args.answers), None) is None:
+        raise TrainingError(f"there is no answer in {', '.join(map(str, args.answers))}: each line is to hold one.")
+    tokenizer = Tokenizer.load(source.tokenizer_path)
     check_written_with(tokenizer, args.answers)
     scorer = Scorer.load(
         model,
@@ -104,12 +108,13 @@ def run(args: argparse.Namespace) -> int:
     )
     trunk = scorer.model.config.trunk
     if scorer.model.config.graft is not None:
-        name = base_name(args.model, args.base)
-        raise TrainingError(f"{name} is a HAMburger, but it is its base model that must score: name that as --model.")
+        raise TrainingError(
+            f"{source.name} is a HAMburger, but it is its base model that must score: name that as --model."
+        )
     if args.top_k > trunk.vocab_size:
         raise TrainingError(f"--top-k is {args.top_k}, but the model has {trunk.vocab_size} tokens: name no more.")
     meta = DatasetMeta(
-        model=base_name(args.model, args.base),
+        model=source.name,
         model_argument=_from_anywhere(args.model),
         base=_from_anywhere(args.base),
         vocab_size=trunk.vocab_size,
@@ -125,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
         state_layers=state_layers(args.states, trunk.num_layers),
         dtype=str(scorer.model.embed_tokens.weight.dtype).removeprefix("torch."),
         quantization="auto" if scorer.is_quantized else "none",
+        weights=fingerprint(source, without=(PROBE_FILE,)),
     )
     tally = segment_answers(
         scorer,
@@ -255,10 +261,8 @@ def _prepare(
         if length is None:
             tally.repetitive_dropped += 1
             continue
-        ids, response = (
-            conversation.token_ids[: min(length, max_length)],
-            conversation.response[: min(length, max_length)],
-        )
+        end = min(length, max_length)
+        ids, response = conversation.token_ids[:end], conversation.response[:end]
         if True not in response:
             tally.too_long += 1
             continue

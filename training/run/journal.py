@@ -25,7 +25,7 @@ class Journal:
         self, folder: Path, step: int, total: int, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
         path = folder / "metrics.jsonl"
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= step]
+        kept = [line for line, record in _records(path) if record["step"] <= step]
         write_whole(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
@@ -78,16 +78,18 @@ class Journal:
 
 def was_validated(folder: Path, step: int) -> bool:
     """Whether a run's folder has the validation of this step."""
-    records = map(json.loads, _lines(folder / "metrics.jsonl"))
-    return any(record["step"] == step and "validation" in record for record in records)
+    return any(record["step"] == step and "validation" in record for _, record in _records(folder / "metrics.jsonl"))
 
 
-def _lines(path: Path) -> list[str]:
-    """The whole lines of a file that a killed process may have left torn."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [line for line in text[: text.rfind("\n") + 1].splitlines() if line]
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a file and what they say; those that a killed process or a full disk tore are passed over."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            yield line, record
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, float]]:

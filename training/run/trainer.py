@@ -191,9 +191,10 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         if self._broken == _BROKEN_STEPS:
+            begin = "anew" if self.parts.run.latest() is None else "from the last checkpoint (--init)"
             raise TrainingError(
-                f"the loss was not finite for {_BROKEN_STEPS} steps in a row, up to step {self.step + 1}: begin from "
-                "the last checkpoint (--init) with lower trunk_lr and graft_lr."
+                f"the loss was not finite for {_BROKEN_STEPS} steps in a row, up to step {self.step + 1}: begin "
+                f"{begin} with lower trunk_lr and graft_lr."
             )
 
     def _agree(self, batches: Sequence[TrainBatch], stop: bool) -> tuple[Tensor, bool]:

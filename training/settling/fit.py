@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hamburger.engine.types.settling import Settling
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     def tell(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
+    _check_out(args.out)
     texts = list(_texts(args))
     if len({text.is_held_out for text in texts}) < 2:
         raise TrainingError(
@@ -88,6 +91,19 @@ def run(args: argparse.Namespace) -> int:
     save_probe(args.out, SettleProbe(weights, shares), settings)
     tell(f"wrote {args.out}")
     return 0
+
+
+def _check_out(file: Path) -> None:
+    """An older probe may be replaced; the model's weights lie in the same folder."""
+    if not file.is_file() or not file.stat().st_size:
+        return
+    try:
+        with safe_open(file, "pt") as tensors:
+            is_probe = "probe" in tensors.keys()  # noqa: SIM118  (it is no mapping)
+    except SafetensorError:
+        is_probe = False
+    if not is_probe:
+        raise TrainingError(f"--out {file} holds no probe, so it is not replaced: name another file.")
 
 
 def _fit_weights(
