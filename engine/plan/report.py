@@ -131,7 +131,7 @@ def table(plan: Plan) -> str:
         ("parameters", f"{plan.parameters:,}"),
         ("weights", _gib(plan.weights_bytes)),
         *([("LoRA adapters", _gib(plan.loras_bytes))] if plan.loras_bytes else []),
-        ("one slot", f"{plan.slot_bytes / 1024:,.4g} KiB"),
+        ("one slot", f"{plan.slot_bytes / 1024:,.{0 if plan.slot_bytes % 1024 == 0 else 1}f} KiB"),
         ("KV pool", f"{_gib(plan.pool_bytes)}: {plan.pool_slots:,} slots in {plan.pool_blocks:,} blocks"),
         ("one request", f"{plan.prompt_tokens:,} prompt and {plan.output_tokens:,} answer tokens"),
         ("", ""),

@@ -35,6 +35,7 @@ _CUT = {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
 }
+_MAY_HAVE = {*_LINEARS, "self_attn.qkv_proj", "mlp.gate_up_proj"}
 # Fields that are read below, or say how it was trained.
 _READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "peft_type", "init_lora_weights", "bias"}
 _OF_TRAINING = {
@@ -73,12 +74,12 @@ def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_safetensors(file, mapped=False).items():  # requests may load it while it is written
         match = _TENSOR.fullmatch(name)
-        if (
-            match is None
-            or len(match["module"]) > _LONGEST_MODULE
-            or _MODULE.fullmatch(retold_name(base or {}, match["module"])) is None
-        ):
+        is_short = match is not None and len(match["module"]) <= _LONGEST_MODULE
+        linear = _MODULE.fullmatch(retold_name(base or {}, match["module"])) if match and is_short else None
+        if match is None or linear is None:
             raise _of_no_linear(name, trunk, str(file))
+        if int(linear[1]) >= trunk.num_layers or linear[2] not in _MAY_HAVE:  # before any pattern takes its time for it
+            raise _of_no_linear(match["module"], trunk, str(file))
         if tensor.dim() != 2 or tensor.dtype not in _DTYPES:
             raise CheckpointError(
                 f"{file}: {name} is {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}, but the two "
@@ -214,7 +215,7 @@ class _OfModules:
         try:
             own = (config.get(patterns) or {}).items()
             self._patterns = [(re.compile(rf"(.*\.)?({key})$"), value) for key, value in own]
-        except (AttributeError, re.error) as error:
+        except (AttributeError, OverflowError, re.error) as error:
             raise CheckpointError(f"{self._message}: {error}.") from error
 
     def of(self, module: str) -> float:

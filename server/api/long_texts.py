@@ -16,24 +16,32 @@ T = TypeVar("T")
 
 
 class LongTexts:
-    """Threads of their own: what clients send must not hold up what else waits for one, such as an engine's end."""
+    """Threads of their own: what clients send must not hold up what else waits for one, such as an engine's end.
 
-    def __init__(self, at_once: int, most_waiting: int = 32) -> None:
+    at_once: threads. most_characters: of all texts that are tokenized or wait for it.
+    """
+
+    def __init__(self, at_once: int, most_characters: int = 32_000_000) -> None:
         self._threads = ThreadPoolExecutor(at_once, "hamburger-long-texts")
-        self._most, self._number = at_once + most_waiting, 0
+        self._most, self._characters = most_characters, 0
 
-    async def do(self, receive: Receive, work: Callable[[], T]) -> T:
-        """What `work` gives. What a client that leaves still waited for is not begun; it gets ApiError 499.
+    async def do(self, receive: Receive, work: Callable[[], T], characters: int) -> T:
+        """What `work` gives, of a text of so many. What a client that leaves still waited for is not begun; it gets
+        ApiError 499.
 
-        receive: of its request, whose body has been read. Raises QueueFull where too many wait.
+        receive: of its request, whose body has been read. Raises QueueFull where too much waits.
         """
-        if self._number >= self._most:
-            raise QueueFull(f"{self._number} long texts are tokenized or wait for it: try again later.", 5)
-        self._number += 1
+        if self._characters and self._characters + characters > self._most:
+            message = f"{self._characters:,} characters of long texts are tokenized or wait for it: try again later."
+            raise QueueFull(message, 5)
+        held = [work]  # emptied where the client leaves: what waits in the executor's queue stays there
+        self._characters += characters
         try:
-            return await unless_client_leaves(receive, asyncio.get_running_loop().run_in_executor(self._threads, work))
+            done = asyncio.get_running_loop().run_in_executor(self._threads, lambda: held.pop()())
+            return await unless_client_leaves(receive, done)
         finally:
-            self._number -= 1
+            self._characters -= characters
+            held.clear()
 
     def close(self) -> None:
         """What waits is not done any more, so that a server need not wait for it at its end."""

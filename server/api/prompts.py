@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -60,7 +61,7 @@ async def encode_text(
     if len(text) < _LONG_TEXT:
         return encode()
     lane = context.counted_texts if max_tokens is None else context.long_prompts  # who counts delays no answer
-    return await lane.do(receive, encode)
+    return await lane.do(receive, encode, len(text))
 
 
 async def count_chat(context: ModelContext, receive: Receive, chat: ChatBody) -> int:
@@ -105,7 +106,7 @@ async def render_chat(
             **kwargs,
         )
 
-    def render_all() -> str:
+    def render_all(written: list[dict[str, Any]]) -> str:
         """Some templates refuse the role `tool`, or leave it out: the model must see what its calls gave."""
         results = [message["content"] for message in written if message["role"] == "tool"]
         try:
@@ -119,15 +120,18 @@ async def render_chat(
         return render(results_as_user(written))
 
     def render_whole() -> str:
-        text = render_all()
-        for index, message in enumerate(messages):
-            if message.role not in ROLES and (message.content or "").strip() not in text:
-                raise InvalidRequest(
-                    f"messages[{index}].role is {shown(message.role)}, whose content the model's chat template leaves "
-                    f"out: take one of {', '.join(ROLES)}.",
-                    "messages",
-                )
-        return text
+        if own_roles := Counter(message.role for message in messages if message.role not in ROLES):
+            # Whether the template writes what they say, which it may well do in another form, as JSON.
+            marks = {role: f"hamburger{number}role" for number, role in enumerate(own_roles)}
+            marked = render_all([m | {"content": marks[m["role"]]} if m["role"] in marks else m for m in written])
+            for role, number in own_roles.items():
+                if marked.count(marks[role]) < number:
+                    raise InvalidRequest(
+                        f"messages has the role {shown(role)}, whose content the model's chat template leaves out: "
+                        f"take one of {', '.join(ROLES)}.",
+                        "messages",
+                    )
+        return render_all(written)
 
     num_characters = sum(len(message.get("content") or "") for message in written)
     is_long = len(written) > _MANY_MESSAGES or num_characters >= _LONG_TEXT or bool(described or kwargs)

@@ -89,7 +89,9 @@ def bounded_protocol(
 
         def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own: whether to go on
             cycle = self.cycle
-            if cycle is None or cycle.response_started or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
+            if cycle is None or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
+                return False
+            if cycle.response_started and not self.conn.trailing_data[0]:  # else another request waits behind it
                 return False
             if cycle.scope["http_version"] == "1.0":
                 return False
@@ -111,8 +113,12 @@ def bounded_protocol(
             if self._only_probes:
                 self.transport.close()
             super().on_response_complete()
-            if self._is_half_closed and (self.cycle is None or self.cycle.response_complete):
+            if not self._is_half_closed:
+                return
+            if self.cycle is None or self.cycle.response_complete:
                 self.transport.close()
+            else:  # that of the next request
+                self._probe(_FIRST_PROBE_SECONDS)
 
         def send_400_response(self, msg: str) -> None:
             if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:

@@ -72,6 +72,8 @@ class Supervisor:
                 if not isinstance(failure, EngineProcessError) or not self._restarts or engine.health().draining:
                     return False
             await asyncio.sleep(pause)
+            if engine.health().draining:
+                return False
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def watch_for_hangs(self, engine: AsyncEngine) -> None:

@@ -57,6 +57,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "what is not known yet": ({"use_next_thing": {"a": 1}}, "use_next_thing is {'a': 1}, which is not served"),
     "alpha": ({"lora_alpha": None}, "give no number for model.layers.0.mlp.down_proj"),
     "pattern": ({"alpha_pattern": {"[": 2}}, "alpha_pattern of adapter_config.json give no number"),
+    "too great a number": ({"rank_pattern": {"a{99999999999999}": 2}}, "rank_pattern of adapter_config.json give no"),
     "too many repeats": (
         {"rank_pattern": {f"a{i}.*.*": 2 for i in range(201)}},
         "alpha_pattern and rank_pattern have 402 repeats, but at most 400 are read",

@@ -308,6 +308,29 @@ async def test_a_client_that_leaves_is_heard_behind_the_beginning_of_its_next_re
         await left.wait()
 
 
+async def test_a_client_that_ends_its_side_behind_two_requests_gets_both_answers() -> None:
+    go_on, begun = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        begun.set()
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"b"})
+
+    async with on_port(cast(FastAPI, app), client_seconds=5) as port, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await begun.wait()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(0.1)
+        writer.write_eof()
+        await asyncio.sleep(0.1)
+        go_on.set()
+        assert (await reader.read()).count(b"\r\n\r\nab") == 2
+        writer.close()
+
+
 async def test_an_offer_of_http_2_is_left_aside() -> None:
     """Java's HTTP client offers it with every request."""
     offer = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAEAAEAAAAIAAAAB")

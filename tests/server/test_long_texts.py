@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,12 +37,12 @@ async def test_two_at_once_and_none_for_clients_that_left() -> None:
         assert go_on.wait(20)
         return number
 
-    texts, clients = LongTexts(2, most_waiting=4), [Client() for _ in range(7)]
+    texts, clients = LongTexts(2, most_characters=600), [Client() for _ in range(7)]
     waiting = [
-        asyncio.create_task(texts.do(client.receive, lambda number=i: work(number)))  # type: ignore[misc]
+        asyncio.create_task(texts.do(client.receive, lambda number=i: work(number), 100))  # type: ignore[misc]
         for i, client in enumerate(clients)
     ]
-    with pytest.raises(QueueFull, match="6 long texts are tokenized or wait for it"):
+    with pytest.raises(QueueFull, match="600 characters of long texts are tokenized or wait for it"):
         await waiting.pop()
     await until(lambda: len(begun) == 2)
     clients[3].left.set()
@@ -48,7 +50,14 @@ async def test_two_at_once_and_none_for_clients_that_left() -> None:
         await waiting[3]
     assert refused.value.status == CLIENT_LEFT
     await asyncio.to_thread(lambda: None)  # the loop's own threads are free
-    assert begun == [0, 1]
+    text = set("abc")
+    seen, client = weakref.ref(text), Client()
+    with pytest.raises(ApiError):
+        client.left.set()
+        await texts.do(client.receive, partial(len, text), 3)
+    del text
+    assert seen() is None  # though its turn has not come
+    assert sorted(begun) == [0, 1]
     go_on.set()
     assert [await waiting[i] for i in (0, 1, 2, 4, 5)] == [0, 1, 2, 4, 5]
     assert 3 not in begun

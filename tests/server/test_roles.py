@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,14 @@ class OfNarrators(ByteTokenizer):
         return super().apply_chat_template([m for m in messages if m["role"] != "narrator"], **kwargs)
 
 
+class OfJson(OfNarrators):
+    """As Llama's template, which writes what the role `ipython` says as JSON."""
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        written = [{**m, "content": json.dumps(m["content"])} if m["role"] == "ipython" else m for m in messages]
+        return super().apply_chat_template(written, **kwargs)
+
+
 def chat(role: str, content: Any = "4 ") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": role, "content": content}]}
 
@@ -32,6 +41,14 @@ async def test_a_role_that_the_template_names_is_the_templates() -> None:
         assert bytes(server.runner.prompts[0]).decode() == "user: 2 + 2?\nipython: 4 \nassistant: "
 
 
+async def test_it_may_write_what_the_role_says_in_another_form() -> None:
+    async with serving([[65], [EOS]], tokenizer=OfJson()) as server:
+        await server.post(CHAT, chat("ipython", 'a "b"\n'))
+        assert bytes(server.runner.prompts[0]).decode() == 'user: 2 + 2?\nipython: "a \\"b\\"\\n"\nassistant: '
+        status, error = await server.refused(CHAT, chat("narrator", "2"))  # which is in another message, too
+        assert (status, error["param"]) == (400, "messages")
+
+
 @pytest.mark.parametrize(
     ("role", "words"),
     [
@@ -39,7 +56,7 @@ async def test_a_role_that_the_template_names_is_the_templates() -> None:
             "wizard",
             "messages[1].role is 'wizard': it must be one of system, developer, user, assistant, tool, or a role",
         ),
-        ("narrator", "messages[1].role is 'narrator', whose content the model's chat template leaves out"),
+        ("narrator", "messages has the role 'narrator', whose content the model's chat template leaves out"),
         ("", "messages[1].role: String should have at least 1 character"),
         ("a" * 65, "messages[1].role: String should have at most 64 characters"),
     ],
