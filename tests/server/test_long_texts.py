@@ -52,8 +52,8 @@ async def test_two_at_once_and_none_for_clients_that_left() -> None:
     await asyncio.to_thread(lambda: None)  # the loop's own threads are free
     text = set("abc")
     seen, client = weakref.ref(text), Client()
+    client.left.set()
     with pytest.raises(ApiError):
-        client.left.set()
         await texts.do(client.receive, partial(len, text), 3)
     del text
     assert seen() is None  # though its turn has not come
