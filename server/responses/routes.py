@@ -54,6 +54,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
             # One in the background may have been deleted meanwhile.
             if body.is_stored and (not body.background or response["id"] in store):
                 store.put(Stored(response, items, turns + _turns_of(response), owner))
+                response["store"] = response["id"] in store  # a disk may be full
 
         with naming(NAMES):
             chat = await asyncio.to_thread(lambda: validated(ChatBody, body.chat(turns)))

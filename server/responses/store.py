@@ -137,7 +137,12 @@ class ResponseStore:
         self._database.close()
 
     def __contains__(self, response_id: str) -> bool:
-        return self._database.execute("SELECT 1 FROM responses WHERE id = ?", (response_id,)).fetchone() is not None
+        try:
+            found = self._database.execute("SELECT 1 FROM responses WHERE id = ?", (response_id,)).fetchone()
+        except sqlite3.Error as error:
+            logger.error("The response %s cannot be looked for: %s", response_id, error)
+            return False
+        return found is not None
 
     def __len__(self) -> int:
         number: int = self._database.execute("SELECT COUNT(*) FROM responses").fetchone()[0]

@@ -244,6 +244,18 @@ def test_a_response_that_the_disk_does_not_give_is_a_503(tmp_path: Path, caplog:
     store.close()
 
 
+async def test_a_response_that_the_disk_does_not_take_says_that_it_is_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "responses"
+    async with client(settings={"response_file": path}) as (api, _):
+        with full_disk(path):
+            lost = await api.responses.create(model=MODEL, input="Hi")
+        kept = await api.responses.create(model=MODEL, input="Hi")
+        assert [response.to_dict()["store"] for response in (lost, kept)] == [False, True]
+        with pytest.raises(openai.NotFoundError):
+            await api.responses.retrieve(lost.id)
+        assert (await api.responses.retrieve(kept.id)).to_dict()["store"] is True
+
+
 async def test_a_response_that_is_not_deleted_is_one_typed_error(tmp_path: Path) -> None:
     path = tmp_path / "responses"
     async with client(settings={"response_file": path}) as (api, _):
