@@ -102,7 +102,13 @@ class StepThreads:
         self._trial: _Trial | None = None
         self._rest = {-1: _FIRST_REST, 1: _FIRST_REST}
         self._not_before = {-1: float("-inf"), 1: float("-inf")}
+        self._has_watched = False
         self._begin_window()
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it tries another number, or has not watched long enough to know whether it should."""
+        return self._trial is not None or not self._has_watched
 
     @contextmanager
     def step(self, *, decodes: bool) -> Iterator[None]:
@@ -141,6 +147,7 @@ class StepThreads:
         self._window_seconds += seconds
         if self._window_seconds < _WINDOW_SECONDS:
             return
+        self._has_watched = True
         is_disturbed = self._switches() - self._switches_before > _SWITCHES_A_SECOND * self._window_seconds
         self._begin_window()
         now = self._clock()

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from hamburger.engine.device.cpu_threads import StepThreads
@@ -60,11 +61,17 @@ class _Meter:
         """most_rows: of a step. Anew where the number of threads has changed meanwhile: a neighbour is busy then."""
         start_time = time.perf_counter()
         for _ in range(_MOST_TRIES):
+            self._let_threads_decide(start_time + _MOST_SECONDS)
             self._threads_taken.clear()
             found = self._measured(most_rows)
             if len(self._threads_taken) <= 1 or time.perf_counter() - start_time > _MOST_SECONDS:
                 break
         return found
+
+    def _let_threads_decide(self, until: float) -> None:
+        """By steps of one row, which are the shortest: a trial in what is measured would have it measured again."""
+        while self._threads is not None and self._threads.is_undecided and time.perf_counter() < until:
+            self._step(self._batch([len(self._text) - 1], 0))
 
     def _measured(self, most_rows: int) -> MeasuredCosts:
         depth = self._steps.config.max_group - 1
@@ -73,6 +80,8 @@ class _Meter:
             rows.append(2)
         if self._steps.device.type != "cpu" and most_rows > rows[-1]:
             rows.append(most_rows)  # a GPU's steps are short
+        # A micro-step's time follows a line between these.
+        drafting = [number for number in rows if number in _FEW_ROWS or number == rows[-1]] if depth else []
         batches: list[ForwardBatch] = []
         for number in rows:
             # Runs of tokens, so that most rows have drafts behind them.
@@ -81,13 +90,17 @@ class _Meter:
             start = max(min(len(self._text) * 3 // 4, len(self._text) - span), 0)
             places = [(start + i // _TOGETHER * 7 + i % _TOGETHER) % len(self._text) for i in range(number)]
             batches.append(self._batch(places, 0, are_joined=True))
-            if depth:
+            if number in drafting:
                 batches += [self._batch(places, 0), self._batch(places, depth)]
-        taken = self._milliseconds(batches)
-        if not depth:  # there are no micro-steps
-            return MeasuredCosts(tuple(rows), tuple(taken), (0.0,) * len(rows))
-        further = (max(drafting - apart, 0.0) / depth for apart, drafting in zip(taken[1::3], taken[2::3], strict=True))
-        return MeasuredCosts(tuple(rows), tuple(taken[::3]), tuple(further))
+        taken = iter(self._milliseconds(batches))
+        steps, further = [], []
+        for number in rows:
+            steps.append(next(taken))
+            if number in drafting:
+                apart = next(taken)
+                further.append(max(next(taken) - apart, 0.0) / depth)
+        micro_steps = np.interp(rows, drafting, further).tolist() if depth else [0.0] * len(rows)
+        return MeasuredCosts(tuple(rows), tuple(steps), tuple(micro_steps))
 
     def _milliseconds(self, batches: list[ForwardBatch]) -> list[float]:
         """Of each, in turns of all: the least, as whatever is in the way only adds, and is in the way of some turns."""

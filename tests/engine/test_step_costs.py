@@ -75,6 +75,8 @@ def test_fewer_rows_are_measured_where_steps_are_slow() -> None:
 class LosingThreads:
     """Two, and one from the 50th step on."""
 
+    is_undecided = False
+
     def __init__(self) -> None:
         self.taken, self._num_steps = 2, 0
 
@@ -102,6 +104,38 @@ def test_all_rows_are_measured_at_one_number_of_threads() -> None:
     threads = LosingThreads()
     found = measure_costs(StepsOfThreads(threads), cache, 4, 64, threads)  # type: ignore[arg-type]
     assert min(found.steps) >= 4.0
+
+
+class UndecidedThreads(LosingThreads):
+    """One and two by turns until the 100th step; then one."""
+
+    @property
+    def is_undecided(self) -> bool:  # type: ignore[override]
+        return self._num_steps < 100
+
+    @contextmanager
+    def step(self, *, decodes: bool) -> Iterator[None]:
+        self._num_steps += 1
+        self.taken = 1 + self._num_steps % 2 if self._num_steps < 100 else 1
+        yield
+
+
+def test_the_number_of_threads_is_decided_before_all_is_measured_once() -> None:
+    threads, cache = UndecidedThreads(), PagedKVCache(trunk_config(), 64, 4, torch.float32, CPU)
+    steps = StepsOfThreads(threads)
+    found = measure_costs(steps, cache, 4, 64, threads)  # type: ignore[arg-type]
+    assert min(found.steps) >= 4.0
+    assert 100 < threads._num_steps < 140  # four batches, of which each has a step that warms up and seven
+
+
+def test_micro_steps_between_those_that_are_measured_are_on_a_line() -> None:
+    cache = PagedKVCache(trunk_config(), 64, 4, torch.float32, CPU)
+    steps = SlowFirst()
+    found = measure_costs(steps, cache, 22, 64, None)  # type: ignore[arg-type]
+    assert {rows for rows, limit, _ in steps.seen if limit > 1} == {1, 2, 4, 8, 16, 17}
+    at = dict(zip(found.rows, found.micro_steps, strict=True))
+    assert at[6] == pytest.approx((at[4] + at[8]) / 2)
+    assert at[12] == pytest.approx((at[8] + at[16]) / 2)
 
 
 class RestlessThreads(LosingThreads):

@@ -53,6 +53,21 @@ def test_a_machine_of_its_own_keeps_all_threads() -> None:
     assert (machine.threads.number, machine.applied) == (4, [])
 
 
+def test_it_is_undecided_until_it_has_watched_and_while_it_tries() -> None:
+    beside = {number: seconds * (4 if number == 4 else 1) for number, seconds in ALONE.items()}
+    alone, busy = Machine(4, beside), Machine(4, beside)
+    busy.is_busy = True
+    for machine in (alone, busy):
+        machine.run(0.28)
+        assert machine.threads.is_undecided
+    alone.run(0.05)
+    assert not alone.threads.is_undecided
+    busy.run(0.05)
+    assert (busy.threads.is_undecided, busy.threads.number) == (True, 4)
+    busy.run(1)
+    assert (busy.threads.is_undecided, busy.threads.number) == (False, 3)
+
+
 @pytest.mark.parametrize("most", [2, 4])
 def test_a_busy_core_is_left_alone_and_taken_again_when_it_is_free(most: int) -> None:
     beside = {number: seconds * (4 if number == most else 1) for number, seconds in ALONE.items()}
