@@ -18,12 +18,12 @@ _LONGEST_TIMEOUT = 2_000_000  # seconds: poll(2) takes no more than 2^31 ms
 _T = TypeVar("_T")
 
 
-def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which server, which model and as whom."""
+def add_server_arguments(
+    parser: argparse.ArgumentParser, default_model: str = "the first that the server lists"
+) -> None:
+    """The arguments that say which server, which model (default_model: what --help says of none) and as whom."""
     parser.add_argument("--url", type=server_url, default=DEFAULT_URL, help="the server (default: %(default)s)")
-    parser.add_argument(
-        "--model", type=utf8_text, help="a served model's name (default: the first that the server lists)"
-    )
+    parser.add_argument("--model", type=utf8_text, help=f"a served model's name (default: {default_model})")
     parser.add_argument(
         "--api-key", type=sendable_key, metavar="KEY", help=f"default: the environment variable {API_KEY_VARIABLE}"
     )

@@ -5,10 +5,13 @@ Knows HTTP, and nothing of the server's insides; must not import hamburger.serve
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
+import random
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -20,7 +23,9 @@ import httpx
 from hamburger.clients.wire import RequestError, error_message
 
 API_KEY_VARIABLE = "HAMBURGER_API_KEY"
+FULL = (429, 502, 503, 504)  # 502 and 504: a proxy has no answer of it
 _LIST_SECONDS = 30.0  # in which a server that works lists its models
+_LONGEST_PAUSE, _LONGEST_WAIT = 30.0, 900.0  # seconds between tries of a server that is full, and until the last
 
 
 def client_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
@@ -146,6 +151,30 @@ def first_model(client: httpx.Client) -> str:
         return name
     except (ValueError, LookupError, TypeError, RecursionError):
         raise RequestError(f"{response.url} lists no model", "Name one with --model.") from None
+
+
+async def patient_post(client: httpx.AsyncClient, path: str, body: bytes) -> httpx.Response:
+    """What the server answers to a JSON body, of whatever status; tries again, up to 15 minutes, while it is full.
+
+    Raises RequestError where it does not answer.
+    """
+    deadline = time.monotonic() + _LONGEST_WAIT
+    attempt = 0
+    while True:
+        try:
+            response = await client.post(path, content=body, headers={"Content-Type": "application/json"})
+        except httpx.HTTPError as error:
+            raise transport_error(error, client.base_url) from error
+        if response.status_code not in FULL or time.monotonic() > deadline:
+            return response
+        await asyncio.sleep(_pause(response.headers.get("retry-after", ""), attempt))
+        attempt += 1
+
+
+def _pause(retry_after: str, attempt: int) -> float:
+    """Seconds: what the server asks for, and about twice as long each time, at random, or all would come at once."""
+    asked = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
+    return min(max(asked, random.uniform(0.5, 1) * 2.0 ** min(attempt, 10)), _LONGEST_PAUSE)
 
 
 def check_stream(response: httpx.Response) -> None:

@@ -1,13 +1,18 @@
-"""JSON Lines files, plain or gzipped, as the clients read them."""
+"""JSON Lines files: plain or gzipped ones that the clients read, and those that grow while they work."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from hamburger.clients.output_files import reading, remove, writing
+
+_T = TypeVar("_T")
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -22,6 +27,52 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
                     yield number, _parse(path, number, line)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{path} cannot be read: {error}. Copy the file again.") from None
+
+
+class GrowingFile(Generic[_T]):
+    """The file of an option, to which rows are added as they come, each on disk at once: work that was stopped goes on
+    there. A context manager: it closes the file, and leaves none where there was none and no row came."""
+
+    def __init__(self, option: str, path: Path, parse: Callable[[int, bytes], _T]) -> None:
+        """Read what is there: `rows`, of each line with its number, from 1. A last line that was cut off is dropped.
+
+        Raises OSError that names the option, and what `parse` raises, by which the file stays as it is.
+        """
+        self._option, self._path, self._is_new = option, path, not path.exists()
+        self.rows: list[_T] = []
+        if not self._is_new:
+            with reading(option, path):
+                data = path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
+            self.rows = [parse(number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()]
+            if whole != data:
+                with writing(option, path):
+                    path.write_bytes(whole)
+        with writing(option, path):
+            # Half of a surrogate pair, which JSON can hold, is no text that a file can.
+            self._file = path.open("a", encoding="utf-8", errors="replace")
+        self._has_rows = bool(self.rows)
+
+    def __enter__(self) -> GrowingFile[_T]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        with writing(self._option, self._path):
+            self._file.close()
+        if self._is_new and not self._has_rows:
+            remove(self._path)
+
+    def clear(self) -> None:
+        """Leave none of its rows."""
+        self._is_new, self._has_rows = True, False
+        with writing(self._option, self._path):
+            self._file.truncate(0)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._has_rows = True
+        with writing(self._option, self._path):
+            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self._file.flush()
 
 
 def check_text(name: str, text: str) -> None:

@@ -43,6 +43,12 @@ _COMMANDS = (
         "engine.plan.report:run",
     ),
     _Command(
+        "run-batch",
+        "ask a server all requests of a file",
+        "clients.batch.command:add_arguments",
+        "clients.batch.command:run",
+    ),
+    _Command(
         "eval-tasks",
         "score a server on IFEval, GSM8K, ARC-Easy and PIQA",
         "clients.evaluation.command:add_arguments",

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from hamburger.clients.evaluation.errors import EvalError
-from hamburger.clients.output_files import reading, remove, writing
+from hamburger.clients.json_lines import GrowingFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,37 +66,24 @@ class AnswerStore:
         Raises OSError that names the option, or EvalError with the line.
         """
         names = {field.name for field in fields(Answer)}
-        self._answers: dict[str, Answer] = {}
-        self._path, self._is_new = path, not path.exists()
-        if not self._is_new:
-            with reading("--answers", path):
-                data = path.read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            for number, line in enumerate(whole.split(b"\n"), start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                    answer = Answer(**{name: value for name, value in row.items() if name in names})
-                except (ValueError, TypeError, AttributeError):
-                    raise EvalError(
-                        f"{path}, line {number} is no answer: delete that line, or name another file with --answers."
-                    ) from None
-                self._answers[answer.key] = answer
-            if whole != data:
-                with writing("--answers", path):
-                    path.write_bytes(whole)
-        with writing("--answers", path):
-            self._file = path.open("a", encoding="utf-8")
+
+        def parse(number: int, line: bytes) -> Answer:
+            try:
+                row = json.loads(line)
+                return Answer(**{name: value for name, value in row.items() if name in names})
+            except (ValueError, TypeError, AttributeError):
+                raise EvalError(
+                    f"{path}, line {number} is no answer: delete that line, or name another file with --answers."
+                ) from None
+
+        self._file = GrowingFile("--answers", path, parse)
+        self._answers = {answer.key: answer for answer in self._file.rows}
 
     def __enter__(self) -> AnswerStore:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        with writing("--answers", self._path):
-            self._file.close()
-        if self._is_new and not self._answers:
-            remove(self._path)
+        self._file.__exit__(kind, error, tb)
 
     def get(self, key: str) -> Answer | None:
         return self._answers.get(key)
@@ -104,9 +91,7 @@ class AnswerStore:
     def add(self, answer: Answer) -> None:
         """Keep it, on disk at once."""
         self._answers[answer.key] = answer
-        with writing("--answers", self._path):
-            self._file.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
-            self._file.flush()
+        self._file.add(asdict(answer))
 
 
 @dataclass(frozen=True, slots=True)

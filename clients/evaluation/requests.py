@@ -6,24 +6,21 @@ Speaks HTTP only. Decides nothing about scores (items.py) or files (answers.py).
 from __future__ import annotations
 
 import asyncio
+import json
 import math
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import httpx
 
-from hamburger.clients.connection import Clients, check_answer, transport_error
+from hamburger.clients.connection import Clients, check_answer, patient_post
 from hamburger.clients.evaluation.answers import Answer, AnswerStore, question_key
 from hamburger.clients.evaluation.items import Item, Question, Task
 from hamburger.clients.wire import RequestError, error_message, token_count
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_FULL = (429, 502, 503, 504)  # 502 and 504: a proxy has no answer of it
-_LONGEST_PAUSE, _LONGEST_WAIT = 30.0, 900.0  # seconds between tries of a server that is full, and until the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +195,7 @@ async def _tokenize(client: httpx.AsyncClient, server: Server, text: str) -> lis
 
 async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The JSON object that the server answers. Waits and tries again while it is full. Raises RequestError."""
-    deadline = time.monotonic() + _LONGEST_WAIT
-    for attempt in count():
-        try:
-            response = await client.post(path, json=body)
-        except httpx.HTTPError as error:
-            raise transport_error(error, client.base_url) from error
-        if response.status_code not in _FULL or time.monotonic() > deadline:
-            break
-        await asyncio.sleep(_pause(response.headers.get("retry-after", ""), attempt))
+    response = await patient_post(client, path, json.dumps(body).encode())
     check_answer(response)
     try:
         answer = response.json()
@@ -217,12 +206,6 @@ async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> di
     if not isinstance(answer, dict):
         raise RequestError(f"{path} did not answer with a JSON object", "Is it an OpenAI-compatible server?")
     return answer
-
-
-def _pause(retry_after: str, attempt: int) -> float:
-    """Seconds: what the server asks for, and about twice as long each time, at random, or all would come at once."""
-    asked = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
-    return min(max(asked, random.uniform(0.5, 1) * 2.0 ** min(attempt, 10)), _LONGEST_PAUSE)
 
 
 def _usage(body: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from eval_server import DATA, EvalServer, evaluate, report, text_logprob
+from hamburger.clients import connection
 from hamburger.clients.evaluation import command, requests
 from hamburger.clients.evaluation.answers import Answer, AnswerStore, Usage, busy_seconds
 from hamburger.clients.evaluation.items import TASKS, Question, read_items
@@ -179,23 +180,23 @@ def test_a_full_server_is_asked_again(
         asked_to_wait.append(retry_after)
         return 0.0
 
-    monkeypatch.setattr(requests, "_pause", no_wait)
+    monkeypatch.setattr(connection, "_pause", no_wait)
     eval_server.full = 2
     assert evaluate(eval_server, tmp_path / "r.json", "--tasks", "gsm8k", "--limit", "1") == 0
     assert asked_to_wait == ["", ""]
     eval_server.full = 100
-    monkeypatch.setattr(requests, "_LONGEST_WAIT", -1.0)
+    monkeypatch.setattr(connection, "_LONGEST_WAIT", -1.0)
     assert evaluate(eval_server, tmp_path / "s.json", "--tasks", "gsm8k", "--limit", "1") == 1
     assert "HTTP 429: queue full" in capsys.readouterr().err
     assert len(eval_server.requests) == 3 + 1
 
 
 def test_a_full_server_is_waited_for_as_long_as_it_says_or_ever_longer() -> None:
-    assert requests._pause("7", 2) == 7
+    assert connection._pause("7", 2) == 7
     for header in ("", "Wed, 21 Oct 2026 07:28:00 GMT", "-1", "0", "3"):
-        pauses = {requests._pause(header, 3) for _ in range(20)}
+        pauses = {connection._pause(header, 3) for _ in range(20)}
         assert 4 <= min(pauses) < max(pauses) <= 8
-    assert requests._pause("3600", 0) == requests._pause("", 7) == requests._pause("", 10**6) == 30
+    assert connection._pause("3600", 0) == connection._pause("", 7) == connection._pause("", 10**6) == 30
 
 
 def test_ctrl_c_keeps_the_answers(

@@ -1,0 +1,244 @@
+"""`hamburger run-batch`: asks a server all requests of a file, and keeps the answers as they come.
+
+Arguments, the order of work and output; the lines of its files are in lines.py. Speaks HTTP only; must not import
+hamburger.server, engine or model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import Progress
+
+from hamburger.clients.arguments import (
+    MOST_IN_FLIGHT,
+    add_server_arguments,
+    file_path,
+    waiting_time,
+    whole,
+    whole_to,
+)
+from hamburger.clients.batch.lines import (
+    BatchAnswer,
+    BatchRequest,
+    answer_row,
+    missing_requests,
+    parse_answer,
+    read_requests,
+)
+from hamburger.clients.connection import FULL, Clients, check_answer, client_options, first_model, patient_post
+from hamburger.clients.json_lines import GrowingFile
+from hamburger.clients.load import allow_many_connections
+from hamburger.clients.output_files import check_apart, check_output
+from hamburger.clients.wire import RequestError, error_message, token_count
+
+_MOST_REASONS = 10
+# What ends the run, as all requests would have it: keys that are refused, and a server that stays full.
+_OF_ALL = (401, 403, *FULL)
+
+
+@dataclass
+class _Run:
+    """What has come of the requests so far. reasons: of those that failed."""
+
+    answered: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    reasons: Counter[str] = field(default_factory=Counter)
+    fault: RequestError | None = None
+
+    @property
+    def failed(self) -> int:
+        return self.reasons.total()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `hamburger run-batch`."""
+    parser.add_argument(
+        "-i",
+        "--input-file",
+        type=file_path,
+        required=True,
+        metavar="FILE",
+        help="requests in OpenAI's batch format, .jsonl or .jsonl.gz",
+    )
+    parser.add_argument(
+        "-o",
+        "--output-file",
+        type=file_path,
+        required=True,
+        metavar="FILE",
+        help="where the answers go; those that it has are not asked again",
+    )
+    parser.add_argument(
+        "--errors-file",
+        type=file_path,
+        metavar="FILE",
+        help="where refused requests go (default: beside --output-file, .errors.jsonl)",
+    )
+    add_server_arguments(parser, "what each request says, or else the first that the server lists")
+    parser.add_argument(
+        "--concurrency",
+        type=whole_to(MOST_IN_FLIGHT),
+        default=64,
+        metavar="N",
+        help="requests in flight (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--priority",
+        type=whole,
+        metavar="N",
+        help="of requests that name none; above 0 all others go first (default: none is sent)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=waiting_time,
+        default=900.0,
+        metavar="S",
+        help="longest wait for an answer in s (default: 900)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask, keep, count. Returns 0; 1 when a request failed, 2 for options or files, 130 for Ctrl-C."""
+    err = Console(stderr=True, highlight=False)
+    allow_many_connections()
+    try:
+        done = _run(args, err)
+    except (OSError, ValueError) as error:
+        return _fail(err, str(error), 2)
+    except RequestError as error:
+        message = str(error).rstrip(".")
+        return _fail(err, f"{message}. Answers so far are kept: the same command goes on from there.", 1)
+    except KeyboardInterrupt:
+        return _fail(err, "stopped; the same command goes on from there", 130)
+    return 1 if done.failed else 0
+
+
+def _run(args: argparse.Namespace, err: Console) -> _Run:
+    """Raises ValueError or OSError for what is wrong with options or files, RequestError where the run cannot go on."""
+    fields = {} if args.model is None else {"model": args.model}
+    defaults: dict[str, Any] = {}
+    if args.priority is not None:
+        defaults["priority"] = args.priority
+    errors = args.errors_file or args.output_file.with_suffix(".errors.jsonl")
+    check_output("--output-file", args.output_file)
+    check_output("--errors-file", errors)
+    check_apart({"--input-file": args.input_file, "--output-file": args.output_file, "--errors-file": errors})
+    models = [request.model for request in read_requests(args.input_file, fields, defaults)]  # all lines are sound
+    if None in models:
+        with httpx.Client(**client_options(args.url, args.api_key, args.timeout)) as client:
+            defaults["model"] = first_model(client)
+    with ExitStack() as stack:
+        answers = stack.enter_context(_growing("--output-file", args.output_file))
+        failures = stack.enter_context(_growing("--errors-file", errors))
+        missing = missing_requests(read_requests(args.input_file, fields, defaults), answers.rows, args.output_file)
+        failures.clear()  # those that failed are asked again
+        progress = Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal)
+        bar = stack.enter_context(progress).add_task("requests", total=len(models), completed=len(answers.rows))
+        began = time.perf_counter()
+        done = asyncio.run(_ask_all(args, missing, answers, failures, lambda: progress.advance(bar)))
+        done.seconds = time.perf_counter() - began
+    _tell(args, errors, done, len(answers.rows))
+    if done.fault is not None:
+        raise done.fault
+    return done
+
+
+def _growing(option: str, path: Path) -> GrowingFile[BatchAnswer]:
+    return GrowingFile(option, path, partial(parse_answer, option, path))
+
+
+async def _ask_all(
+    args: argparse.Namespace,
+    requests: Sequence[BatchRequest],
+    answers: GrowingFile[BatchAnswer],
+    failures: GrowingFile[BatchAnswer],
+    on_end: Callable[[], object],
+) -> _Run:
+    """Ask them, `--concurrency` at once. After a fault nothing new is sent; what is in flight is still kept."""
+    done, waiting = _Run(), iter(requests)
+
+    async def worker() -> None:
+        async with clients.one() as client:
+            for request in waiting:
+                if done.fault is not None:
+                    return
+                try:
+                    status, request_id, body = await _ask(client, request)
+                except RequestError as error:
+                    done.fault = RequestError(f"{request.custom_id}: {error}", status=error.status)
+                    return
+                row = answer_row(request, status, request_id, body)
+                if status >= 400 or body.get("error"):  # gateways tell of errors with a 200, too
+                    failures.add(row)
+                    done.reasons[RequestError(f"HTTP {status}: {error_message(body)}").reason] += 1
+                else:
+                    answers.add(row)
+                    done.answered += 1
+                    done.tokens += _tokens(body)
+                on_end()
+
+    async with Clients(client_options(args.url, args.api_key, args.timeout)) as clients:
+        await asyncio.gather(*(worker() for _ in range(min(args.concurrency, len(requests)))))
+    return done
+
+
+async def _ask(client: httpx.AsyncClient, request: BatchRequest) -> tuple[int, str, dict[str, Any]]:
+    """Status, the server's id of the request, and what it answered. Raises RequestError for what ends the run."""
+    response = await patient_post(client, request.url, request.body)
+    if response.status_code in _OF_ALL or response.has_redirect_location:
+        check_answer(response)
+    try:
+        body = response.json()
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        if not response.is_error:
+            raise RequestError(
+                f"{request.url} did not answer with a JSON object", "Is --url an OpenAI-compatible server?"
+            )
+        body = {"error": {"message": response.text or response.reason_phrase}}
+    return response.status_code, response.headers.get("x-request-id", ""), body
+
+
+def _tokens(body: dict[str, Any]) -> int:
+    """Of the answer, as its usage counts them; 0 where it does not."""
+    usage = body.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    try:
+        return token_count(counts.get("completion_tokens", counts.get("output_tokens"))) or 0
+    except TypeError:
+        return 0
+
+
+def _tell(args: argparse.Namespace, errors: Path, done: _Run, had: int) -> None:
+    out = Console(highlight=False)
+
+    def say(line: str) -> None:
+        out.print(line, markup=False, soft_wrap=True)
+
+    before = f", {had} of them from before" if had else ""
+    say(f"{had + done.answered} answers in {args.output_file}{before}.")
+    if done.tokens:
+        say(f"{done.tokens} tokens in {done.seconds:.1f} s, {done.tokens / done.seconds:.0f} tokens/s.")
+    if done.failed:
+        say(f"{done.failed} requests failed, in {errors}; the same command asks them again:")
+    for reason, number in done.reasons.most_common(_MOST_REASONS):
+        say(f"  {number} x {reason}")
+
+
+def _fail(err: Console, message: str, code: int) -> int:
+    err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+    return code
