@@ -42,10 +42,12 @@ def has_4_bits(weight: Tensor) -> bool:
     groups = sample.float().reshape(-1, GROUP)
     low, high = groups.aminmax(dim=-1, keepdim=True)
     places = (groups - low) / (high - low).clamp_min(torch.finfo(torch.float32).tiny)  # 0..1
-    for steps in range(_MOST_STEPS, 0, -1):
+    steps, most_off = _MOST_STEPS, len(groups) * _MOST_OFF
+    while steps and len(places) > most_off:  # mostly one turn: nearly every group has its least and greatest value
         on_grid = places * steps
         places = places[((on_grid - on_grid.round()).abs() >= _OFF_GRID).any(dim=-1)]
-    return len(places) <= len(groups) * _MOST_OFF
+        steps -= 1
+    return len(places) <= most_off
 
 
 def own_floats(tensor: Tensor) -> Tensor:
