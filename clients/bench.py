@@ -35,6 +35,7 @@ from hamburger.clients.arguments import (
 )
 from hamburger.clients.bench_report import Level, Measured, print_tables, report
 from hamburger.clients.connection import Clients, client_options, first_model, transport_error
+from hamburger.clients.ends import fail
 from hamburger.clients.figures import summarise
 from hamburger.clients.load import Job, allow_many_connections, closed_loop, open_loop, poisson_offsets
 from hamburger.clients.output_files import check_apart, check_output, write_output
@@ -141,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             check_output("--json", args.json)  # a path that cannot be written costs no measurement
         check_apart({"--dataset": args.dataset, "--json": args.json})
     except (OSError, ValueError) as error:
-        return _fail(err, str(error), 2)
+        return fail(err, str(error), 2)
     allow_many_connections()
     # Else a second run were answered from the prefix cache of the first.
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
@@ -153,18 +154,18 @@ def run(args: argparse.Namespace) -> int:
             words = 1 if dataset else max(1, round(args.prompt_tokens * _words_per_token(client, model)))
         asyncio.run(_measure(args, model, levels, dataset, words, seed, err, measured.append))
     except RequestError as error:
-        code = _fail(err, str(error), 1)
+        code = fail(err, str(error), 1)
     except KeyboardInterrupt:
-        code = _fail(err, "stopped", 130)
+        code = fail(err, "stopped", 130)
     if measured:
         if args.json:  # before the tables, which a closed pipe may not take
             try:
                 write_output("--json", args.json, json.dumps(report(args, model, measured, seed), indent=1))
             except OSError as error:
-                code = _fail(err, str(error), 2)
+                code = fail(err, str(error), 2)
         print_tables(out, measured, f"{model} at {args.url}, {args.endpoint}", seed)
     if code == 0 and any(not m.summary.ok for m in measured):
-        code = _fail(err, "at least one level had no request that succeeded; the reasons stand above", 1)
+        code = fail(err, "at least one level had no request that succeeded; the reasons stand above", 1)
     return code
 
 
@@ -254,11 +255,6 @@ def _terminated_as_by_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _fail(err: Console, message: str, code: int) -> int:
-    err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
-    return code
 
 
 def _no_progress() -> None:

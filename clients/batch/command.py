@@ -38,6 +38,7 @@ from hamburger.clients.batch.lines import (
     read_requests,
 )
 from hamburger.clients.connection import FULL, Clients, check_answer, client_options, first_model, patient_post
+from hamburger.clients.ends import end_of_resumable
 from hamburger.clients.json_lines import GrowingFile
 from hamburger.clients.load import allow_many_connections
 from hamburger.clients.output_files import check_apart, check_output
@@ -114,16 +115,7 @@ def run(args: argparse.Namespace) -> int:
     """Ask, keep, count. Returns 0; 1 when a request failed, 2 for options or files, 130 for Ctrl-C."""
     err = Console(stderr=True, highlight=False)
     allow_many_connections()
-    try:
-        done = _run(args, err)
-    except (OSError, ValueError) as error:
-        return _fail(err, str(error), 2)
-    except RequestError as error:
-        message = str(error).rstrip(".")
-        return _fail(err, f"{message}. Answers so far are kept: the same command goes on from there.", 1)
-    except KeyboardInterrupt:
-        return _fail(err, "stopped; the same command goes on from there", 130)
-    return 1 if done.failed else 0
+    return end_of_resumable(lambda: 1 if _run(args, err).failed else 0, err)
 
 
 def _run(args: argparse.Namespace, err: Console) -> _Run:
@@ -237,8 +229,3 @@ def _tell(args: argparse.Namespace, errors: Path, done: _Run, had: int) -> None:
         say(f"{done.failed} requests failed, in {errors}; the same command asks them again:")
     for reason, number in done.reasons.most_common(_MOST_REASONS):
         say(f"  {number} x {reason}")
-
-
-def _fail(err: Console, message: str, code: int) -> int:
-    err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
-    return code

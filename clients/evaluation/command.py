@@ -32,6 +32,7 @@ from hamburger.clients.arguments import (
     whole_to,
 )
 from hamburger.clients.connection import API_KEY_VARIABLE, Clients, client_options, first_model
+from hamburger.clients.ends import end_of_resumable
 from hamburger.clients.evaluation.answers import AnswerStore, Usage
 from hamburger.clients.evaluation.bootstrap import LEVEL, SAMPLES
 from hamburger.clients.evaluation.errors import EvalError
@@ -41,7 +42,6 @@ from hamburger.clients.evaluation.report import Figures, Side, compare, print_ta
 from hamburger.clients.evaluation.requests import Server, ask_all
 from hamburger.clients.load import allow_many_connections
 from hamburger.clients.output_files import check_apart, check_output, write_output
-from hamburger.clients.wire import RequestError
 
 MOST_RESAMPLES = 1_000_000
 _SECOND = ("base_url_b", "model_b", "confidence_b", "api_key_b")
@@ -134,18 +134,14 @@ def run(args: argparse.Namespace) -> int:
     """Ask, score, print, write. Returns 0; 1 when a request failed, 2 for options or files, 130 for Ctrl-C."""
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     allow_many_connections()
-    try:
+
+    def work() -> int:
         plan = _plan(args)
         with AnswerStore(plan.answers) as store:
             _evaluate(args, plan, store, out, err)
-    except (OSError, EvalError) as error:
-        return _fail(err, str(error), 2)
-    except RequestError as error:
-        message = str(error).rstrip(".")
-        return _fail(err, f"{message}. Answers so far are kept: the same command goes on from there.", 1)
-    except KeyboardInterrupt:
-        return _fail(err, "stopped; the same command goes on from there", 130)
-    return 0
+        return 0
+
+    return end_of_resumable(work, err)
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
@@ -255,8 +251,3 @@ def _tasks(text: str) -> list[str]:
         if name not in TASKS:
             raise argparse.ArgumentTypeError(f"{name!r} is no task: choose of {', '.join(TASKS)}")
     return names
-
-
-def _fail(err: Console, message: str, code: int) -> int:
-    err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
-    return code
