@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hamburger.engine.hosts.process_host import Worker
 from hamburger.engine.logs import BackgroundHandler, configure_logging
@@ -132,6 +133,7 @@ async def _listen(
             progress(f"stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
         elif len(models) > 1:
             progress(f"stopping, for an engine is dead: running answers of the others have {drain_seconds:g} s.")
+        server.keep_no_connection()
         # Whoever waited for a dead engine has its error already. New requests are answered 503 meanwhile.
         await asyncio.gather(*(model.context.engine.shutdown(drain_seconds) for model in models))
         if not has_died:
@@ -152,6 +154,13 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def keep_no_connection(self) -> None:
+        """Close those that wait for a further request, the others once they have answered: who asks next is to find
+        another server."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, H11Protocol) and connection.cycle is not None:
+                connection.shutdown()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
