@@ -56,11 +56,11 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
     settings.api_keys()
     _check_tls(settings)
     stored = ResponseStore(settings.response_store, settings.response_file)
-    traces = None if settings.otlp_traces_endpoint is None else open_traces(settings.otlp_traces_endpoint)
+    collector = settings.otlp_traces_endpoint
     with (
         contextlib.closing(stored),
         _logging(settings),
-        contextlib.closing(traces) if traces is not None else contextlib.nullcontext(),
+        contextlib.closing(open_traces(collector)) if collector is not None else contextlib.nullcontext() as traces,
         bound(settings.host, settings.port) as listeners,
     ):
         room = allow_open_files(settings.max_connections, len(listeners))
