@@ -21,6 +21,7 @@ LogFormat = Literal["text", "json"]
 MASK = "***"
 # Of the environment: what models of the hub are fetched with.
 SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_SECRET_HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")  # of a collector, by commas
 _MIN_SECRET = 8  # characters: to replace shorter ones would spoil ordinary words
 _MAX_WAITING = 10_000  # lines that nobody has read yet
 _CLOSE_SECONDS = 2.0
@@ -28,7 +29,9 @@ _PAUSE_SECONDS = 0.05  # after lines were written
 
 
 def secrets_of_environment(environment: Mapping[str, str]) -> list[str]:
-    return [environment[name] for name in SECRET_VARIABLES if environment.get(name)]
+    tokens = [environment.get(name, "") for name in SECRET_VARIABLES]
+    headers = [header.strip() for name in _SECRET_HEADERS for header in environment.get(name, "").split(",")]
+    return [secret for secret in (*tokens, *headers) if secret]
 
 
 def configure_logging(level: str, log_format: LogFormat, handler: logging.Handler, secrets: Sequence[str] = ()) -> None:

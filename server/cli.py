@@ -136,6 +136,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 for success, 1 for a dead engine, 2 a wrong option, 130 Ctrl-C. A
     server that SIGTERM ends, loading or not, ends with 0."""
+    _open_standard_streams()
     args = build_parser().parse_args(argv)
     commands = {command.name: command for command in _COMMANDS}
     try:
@@ -143,6 +144,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print("hamburger: stopped.", file=sys.stderr)
         return 0 if isinstance(stop, Terminated) else INTERRUPTED
+
+
+def _open_standard_streams() -> None:
+    """Those that were closed, as by what starts a daemon, lead nowhere; else sockets would take their numbers, here and
+    in the engine's process."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process lives
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hamburger.engine.hosts.process_host import Worker
 from hamburger.engine.logs import BackgroundHandler, configure_logging
@@ -55,11 +56,11 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
     settings.api_keys()
     _check_tls(settings)
     stored = ResponseStore(settings.response_store, settings.response_file)
-    traces = None if settings.otlp_traces_endpoint is None else open_traces(settings.otlp_traces_endpoint)
+    collector = settings.otlp_traces_endpoint
     with (
         contextlib.closing(stored),
         _logging(settings),
-        contextlib.closing(traces) if traces is not None else contextlib.nullcontext(),
+        contextlib.closing(open_traces(collector)) if collector is not None else contextlib.nullcontext() as traces,
         bound(settings.host, settings.port) as listeners,
     ):
         room = allow_open_files(settings.max_connections, len(listeners))
@@ -132,6 +133,7 @@ async def _listen(
             progress(f"stopping: running answers have {drain_seconds:g} s. A second signal stops at once.")
         elif len(models) > 1:
             progress(f"stopping, for an engine is dead: running answers of the others have {drain_seconds:g} s.")
+        server.keep_no_connection()
         # Whoever waited for a dead engine has its error already. New requests are answered 503 meanwhile.
         await asyncio.gather(*(model.context.engine.shutdown(drain_seconds) for model in models))
         if not has_died:
@@ -152,6 +154,13 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def keep_no_connection(self) -> None:
+        """Close those that wait for a further request, the others once they have answered: who asks next is to find
+        another server."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, H11Protocol) and connection.cycle is not None:
+                connection.shutdown()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

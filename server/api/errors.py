@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hamburger.engine.types.errors import (
     ContextOverflow,
     EngineDead,
+    EngineDraining,
     EngineUnavailable,
     HamburgerError,
     InvalidRequest,
@@ -91,6 +92,8 @@ def to_api_error(error: Exception) -> ApiError:
             if isinstance(error, EngineDead):
                 message = ENGINE_ENDED
             headers = {"Retry-After": str(_RETRY_UNAVAILABLE)}
+            if isinstance(error, EngineDraining):  # over another connection another server may answer
+                headers["Connection"] = "close"
             return ApiError(503, message, code="engine_unavailable", headers=headers)
         case _:
             return ApiError(500, "The server failed on this request; its log says why.")

@@ -149,7 +149,7 @@ def _attributes(fields: dict[str, Any], route: str) -> dict[str, Any]:
     values |= {f"hamburger.{field}": fields[field] for field in _OURS}
     values |= {"http.route": route or None, "gen_ai.operation.name": _OPERATIONS.get(route)}
     if fields["finish_reason"] is not None:
-        values["gen_ai.response.finish_reasons"] = [fields["finish_reason"]]
+        values["gen_ai.response.finish_reasons"] = fields["finish_reason"].split(",")
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import math
 import os
@@ -104,6 +105,25 @@ def test_sigterm_under_load_finishes_what_runs_and_takes_nothing_new(grafted_fol
             assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert len(streams.endings) == 32
         assert not is_alive(engine)
+
+
+def test_a_server_that_drains_keeps_no_connection(grafted_folder: Path) -> None:
+    """Whoever asks again over one it has would be refused, instead of finding the server that takes its place."""
+    with RealServer(str(grafted_folder), *OPTIONS, "--drain-seconds", "60") as server:
+        idle = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        idle.request("GET", "/version")
+        idle.getresponse().read()
+        with in_the_middle(server, [engine_pid(server)], lambda: [Streams(server, 1)], 1) as [streams]:
+            os.kill(server.pid, signal.SIGTERM)
+            assert idle.sock.recv(1) == b""
+            refused = server.post("/v1/completions", {**ENDLESS, "stream": False})
+            assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+        streams.join()
+        [(last, done)] = streams.endings
+        assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert done == "data: [DONE]"
+        assert server.wait(30) == 0
+        idle.close()
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, slow(signal.SIGTERM)])

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engines_of_servers import engine_pid
 from real_server import RealServer
 from slow_cases import slow
 
@@ -81,6 +82,17 @@ def test_metrics_count_what_clients_saw(grafted: RealServer) -> None:
     for process in ("server", "engine"):
         assert grafted.metric("hamburger_resident_memory_bytes", f'process="{process}"') > 30e6
     assert 0 < time.time() - grafted.metric("hamburger_engine_start_time_seconds") < 3600
+
+
+@pytest.mark.parametrize("closed", ["2>&-", slow(">&-"), slow("<&- >&- 2>&-")])
+def test_standard_streams_may_be_closed(grafted_folder: Path, closed: str) -> None:
+    """Sockets would take their numbers, and be what the processes write their lines to."""
+    options = ("--served-model-name", "burger", "--dtype", "float32", "--kv-cache-memory", "64MiB")
+    with RealServer(str(grafted_folder), *options, closed=closed) as server:
+        assert server.post("/v1/completions", {**LONG, "max_tokens": 4}).status_code == 200
+        for pid in (server.pid, engine_pid(server)):
+            assert not [n for n in range(3) if "socket:" in str(Path(f"/proc/{pid}/fd/{n}").readlink())]
+        assert server.stop(signal.SIGTERM) == 0
 
 
 @pytest.mark.slow  # test_engine_process.py: SIGTERM under load, and SIGINT twice

@@ -9,12 +9,15 @@ from engines_of_servers import engine_pid
 from real_server import RealServer
 
 KEY, TOKEN = "sk-key-of-the-operator", "hf_token-of-the-operator"
+HEADER = "Authorization: Bearer token-of-the-collector"  # not as OpenTelemetry wants it, which quotes it
 
 
 def test_every_line_is_json_and_secrets_are_masked(grafted_folder: Path) -> None:
     options = ["--served-model-name", "burger", "--dtype", "float32", "--kv-cache-memory", "64MiB"]
     options += ["--log-format", "json", "--log-level", "debug"]
-    with RealServer(str(grafted_folder), *options, env={"HAMBURGER_API_KEY": KEY, "HF_TOKEN": TOKEN}) as server:
+    options += ["--otlp-traces-endpoint", "http://127.0.0.1:9"]
+    env = {"HAMBURGER_API_KEY": KEY, "HF_TOKEN": TOKEN, "OTEL_EXPORTER_OTLP_HEADERS": f"x-tenant=a, {HEADER}"}
+    with RealServer(str(grafted_folder), *options, env=env) as server:
         body = {"model": "burger", "prompt": "words of the prompt", "max_tokens": 6, "ignore_eos": True}
         answers = [
             server.post("/v1/completions", body | more, Authorization=f"Bearer {key}")
@@ -28,7 +31,8 @@ def test_every_line_is_json_and_secrets_are_masked(grafted_folder: Path) -> None
         log = server.log()
     lines = [json.loads(line) for line in log.splitlines()]
     assert {"time", "level", "logger", "message"} <= set.intersection(*(set(line) for line in lines))
-    for secret in (KEY, TOKEN, "words of the prompt"):
+    assert any("Header format invalid" in line["message"] for line in lines)
+    for secret in (KEY, TOKEN, HEADER, "words of the prompt"):
         assert secret not in log
     [settings] = [line["settings"] for line in lines if line["message"] == "settings"]
     assert (settings["api_key"], settings["HF_TOKEN"]) == (["***"], "***")

@@ -30,15 +30,22 @@ class RealServer:
     """`with RealServer("--max-model-len", "512") as server:`; arguments are those of `hamburger serve`."""
 
     def __init__(
-        self, *arguments: str, env: dict[str, str] | None = None, trusted: ssl.SSLContext | None = None
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        trusted: ssl.SSLContext | None = None,
+        closed: str = "",
     ) -> None:
-        """trusted: what to check an HTTPS server's certificate with."""
+        """trusted: what to check an HTTPS server's certificate with. closed: of its standard streams, as a shell
+        writes it."""
         self._trusted = trusted
         # One client, since each makes a TLS context anew, and none of its connections outlives its request.
         self._http = httpx.Client(
             verify=trusted or False, timeout=120, limits=httpx.Limits(max_keepalive_connections=0)
         )
         self._command = [str(Path(sys.executable).parent / "hamburger"), "serve", *arguments, "--port"]
+        if closed:
+            self._command = ["sh", "-c", f'exec "$@" {closed}', "sh", *self._command]
         self._env = {**os.environ, **(env or {})}
         self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the server
 

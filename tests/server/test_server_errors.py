@@ -229,6 +229,7 @@ async def test_draining_is_a_503() -> None:
         response = await server.post(CHAT, {"messages": HELLO})
     assert response.status_code == 503
     assert "retry-after" in response.headers
+    assert response.headers["connection"] == "close"
     assert error_of(response)["type"] == "service_unavailable"
 
 

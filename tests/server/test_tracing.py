@@ -89,6 +89,13 @@ async def test_a_request_is_a_span_of_its_clients_trace(spans: Spans, stream: bo
     assert began - 10**7 < edges[0] < edges[-1] < ended + 10**7
 
 
+async def test_reasons_of_several_answers_are_a_list(spans: Spans) -> None:
+    async with serving(runner=ByChoice([[97], [EOS]], [[97]] * 9), traces=spans.traces) as server:
+        await server.complete(prompt="a", n=2, max_tokens=3)
+    request, _ = spans.one()
+    assert (request.attributes or {})["gen_ai.response.finish_reasons"] == ("length", "stop")
+
+
 async def test_without_a_parent_each_request_begins_a_trace(spans: Spans) -> None:
     async with serving([[EOS]], traces=spans.traces) as server:
         for header in ({}, {"traceparent": "00-nonsense"}):
