@@ -57,7 +57,9 @@ export class AnswerNode {
     this.memory = new MemoryStrip();
     this.inspector = node("p", { class: "inspector", role: "status" });
     this.passes = new Passes((group, index) => {
-      this.inspector.textContent = described(group, index, message.dial);
+      const tell = () => (this.inspector.textContent = described(group, index, message.dial));
+      if (this.root.classList.contains("growing")) actions.grow(tell); // else its lines would end the following
+      else tell();
     });
     this.text = node("div", { class: "words markdown" });
     this.thought = node("div", { class: "words" });
