@@ -69,7 +69,7 @@ export class Chat {
       radio.addEventListener("change", () => this.#show(radio.value));
     }
     this.#show(this.store.settings.shown ?? "passes");
-    window.addEventListener("pagehide", () => this.#growing && this.#keep(this.#growing));
+    window.addEventListener("pagehide", () => this.#leave());
     window.addEventListener("pageshow", (event) => event.persisted && this.#follow(null)); // it heard nothing meanwhile
     window.addEventListener("storage", (event) => this.#follow(event.key));
   }
@@ -95,6 +95,13 @@ export class Chat {
     this.#running?.abort();
   }
 
+  /** What the answer that grows has so far is kept; should the page live on, its end says otherwise. */
+  #leave() {
+    if (!this.#growing) return;
+    this.#growing.messages.at(-1).finish = "left";
+    this.#keep(this.#growing);
+  }
+
   #open(conversation) {
     this.stop();
     this.current = conversation;
@@ -108,7 +115,7 @@ export class Chat {
     const focused = list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const items = this.store.conversations.map((one) => {
       const name = one.title || "New conversation";
-      const open = button(name, () => this.#open(one), {
+      const open = button(name, () => one === this.current || this.#open(one), {
         "aria-current": one === this.current ? "true" : null,
         "data-key": one.id,
       });

@@ -57,7 +57,9 @@ export class AnswerNode {
     this.memory = new MemoryStrip();
     this.inspector = node("p", { class: "inspector", role: "status" });
     this.passes = new Passes((group, index) => {
-      this.inspector.textContent = described(group, index, message.dial);
+      const tell = () => (this.inspector.textContent = described(group, index, message.dial));
+      if (this.root.classList.contains("growing")) actions.grow(tell); // else its lines would end the following
+      else tell();
     });
     this.text = node("div", { class: "words markdown" });
     this.thought = node("div", { class: "words" });
@@ -145,7 +147,7 @@ export class AnswerNode {
   }
 }
 
-const ENDS = { length: "cut at the limit", stopped: "stopped by you", content_filter: "cut" };
+const ENDS = { length: "cut at the limit", stopped: "stopped by you", left: "cut, as the page was left", content_filter: "cut" };
 
 /** "24 tokens in 18 passes (1.33 a pass) · 24 slots · 61 tokens/s". */
 function summary({ usage, seconds, finish, model, groups }) {

@@ -81,6 +81,19 @@ async def test_stop_ends_the_answer_here_and_on_the_server() -> None:
         assert await visit.answers.count() == 2
 
 
+async def test_the_name_of_the_open_conversation_stops_nothing() -> None:
+    gate = StepGate()
+    async with serving(runner=ByChoice([[97], [98], [EOS]], gate=gate)) as server, browsing(server.app) as visit:
+        answer = await visit.send("hello")
+        gate.step()
+        await expect(answer.locator(".passes")).to_have_text("a")
+        await visit.id("conversations").get_by_role("button", name="hello", exact=True).click()
+        gate.set()
+        await visit.ended()
+        await expect(answer.locator(".passes")).to_have_text("ab")
+        await expect(answer.locator(".stats")).not_to_contain_text("stopped")
+
+
 async def test_settings_and_the_system_prompt_reach_the_server_and_stay() -> None:
     async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
         await visit.id("system").fill("Be brief.")
@@ -246,3 +259,17 @@ async def test_the_focus_goes_to_what_takes_a_buttons_place() -> None:
         await press("Enter")
         await expect(visit.id("race-start")).to_be_focused()
         gate.set()
+
+
+async def test_copying_without_a_clipboard_keeps_the_focus() -> None:
+    """Over plain HTTP from another machine pages have none."""
+    async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
+        answer = await visit.answer("hello")
+        await visit.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        copy = answer.get_by_role("button", name="Copy")
+        await copy.focus()
+        await visit.page.keyboard.press("Enter")
+        await expect(visit.id("announce")).to_have_text("Copied")
+        await expect(copy).to_be_focused()
+        await visit.id("prompt").press("Control+v")
+        await expect(visit.id("prompt")).to_have_value("a")

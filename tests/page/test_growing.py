@@ -116,6 +116,26 @@ async def test_the_end_stays_in_sight_unless_one_scrolls_away(width: int, box: s
         assert await visit.page.evaluate("document.scrollingElement.scrollTop") == 0
 
 
+async def test_pointing_at_a_pass_does_not_end_the_following() -> None:
+    gate = StepGate()
+    runner = ByChoice([[97, 98, 99, 10]] * 120 + [[EOS]], gate=gate)
+    async with (
+        serving(runner=runner, max_model_len=1024, num_blocks=256) as server,
+        browsing(server.app, width=320, height=700) as visit,
+    ):
+        answer = await visit.send("hello")
+        await _more(visit, gate, 60)
+        await answer.locator(".pass").last.hover()
+        inspector = answer.locator(".inspector")
+        await expect(inspector).to_contain_text("Pass 60")
+        assert await inspector.evaluate("one => one.offsetHeight") > 60  # more than one is looked for near the end
+        await _more(visit, gate, 20)
+        gate.set()
+        await visit.ended()
+        box = "document.scrollingElement"
+        assert await visit.page.evaluate(f"{box}.scrollHeight - {box}.scrollTop - {box}.clientHeight") < 60
+
+
 async def _more(visit: Visit, gate: StepGate, count: int) -> None:
     """So many more passes are shown, in an animation frame of their own or in one with others."""
     before = await visit.page.locator(".pass").count()
