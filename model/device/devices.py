@@ -20,16 +20,25 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device is {name!r}: use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is {name!r}, but this machine or this build of torch has no CUDA: use cpu.")
+        raise ConfigError(f"device is {name!r}, but torch has no CUDA here ({_why_no_cuda()}): use cpu.")
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
         raise ConfigError(f"device is {name!r}, but torch sees GPUs up to cuda:{last} here: use one of those.")
     return device
 
 
+def _why_no_cuda() -> str:
+    """What torch says of it: its build, the driver, which may be too old, or the GPUs that it may see."""
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return str(error).split("\n")[0].rstrip(".")
+    return "it sees no GPU"
+
+
 def make_current(device: torch.device) -> None:
-    """Triton launches on the current GPU, and events are of its streams. `cuda` alone is the current one already, and
-    torch.cuda.set_device raises for it."""
+    """Triton launches on the thread's current GPU, and events are of its streams. `cuda` alone is the current one
+    already, and torch.cuda.set_device raises for it."""
     if device.index is not None:
         torch.cuda.set_device(device)
 

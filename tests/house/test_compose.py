@@ -64,7 +64,7 @@ def test_a_password_is_asked_for_and_never_given() -> None:
 @pytest.mark.parametrize("service", SERVERS)
 def test_the_servers_environment_is_made_of_settings(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment: dict[str, str] = SERVICES[service]["environment"]
-    ours = {name for name in environment if name.startswith(ENV_PREFIX)}
+    ours = {name for name in environment if name.startswith(ENV_PREFIX)} - FIXED
     assert ours == SETTINGS - FIXED | {"HAMBURGER_CONFIG"}
     others = {name for name in environment if not name.startswith((ENV_PREFIX, "OTEL_"))}
     assert others == {"HF_TOKEN", "HF_HUB_OFFLINE"}
@@ -121,6 +121,7 @@ def test_one_profile_a_server_and_both_answer_to_the_scraped_name() -> None:
     assert env_example()["COMPOSE_PROFILES"] == "cpu"
     [gpu] = SERVICES["server-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert gpu["driver"] == "nvidia"
+    assert SERVICES["server-gpu"]["environment"]["HAMBURGER_DEVICE"] == "cuda"
     assert "reservations" not in SERVICES["server"]["deploy"]["resources"]
     for service in SERVERS:
         assert SERVICES[service]["networks"]["default"]["aliases"] == ["hamburger"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -36,8 +38,13 @@ def test_other_devices_are_unknown(name: str) -> None:
 def test_without_a_gpu_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU
-    with pytest.raises(ConfigError, match="has no CUDA: use cpu"):
-        choose_device("cuda")
+    for error, told in (
+        (AssertionError("Torch not compiled with CUDA enabled"), "Torch not compiled with CUDA enabled"),
+        (RuntimeError("The NVIDIA driver on your system is too old.\nMore of it."), "The NVIDIA driver .* is too old"),
+    ):
+        monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
+        with pytest.raises(ConfigError, match=rf"'cuda', but torch has no CUDA here \({told}\): use cpu\.$"):
+            choose_device("cuda")
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])

@@ -66,7 +66,7 @@ class Policy:
             places = SettledPlaces(shares, self.settling.chunk, self.settling.kept)
             return dropped_by_head(seen, self.settling, choice, places.numbers)
         heads = (len(seen.heads), seen.heads[0][0].shape[1]) if self.score in BY_HEAD else ()
-        dropped = torch.full((*heads, length), length, dtype=torch.int64)
+        dropped = torch.full((*heads, length), length, dtype=torch.int64, device=seen.device)
         generator = torch.Generator().manual_seed(self.seed % 2**63)
         chunk, number = self.settling.chunk, self.settling.chunk - self.settling.kept
         gone = 0
@@ -88,13 +88,12 @@ class Policy:
     def _scores(self, seen: Observed, place: int, first: int, end: int, generator: torch.Generator) -> Tensor:
         """float32 [chunk]: of answer tokens first to end - 1, when `place` tokens have slots."""
         if self.score == "random":
-            return torch.rand(end - first, generator=generator)
+            return torch.rand(end - first, generator=generator).to(seen.device)
         if self.score == "newest":
-            return torch.arange(end - first, dtype=torch.float32)
+            return torch.arange(end - first, dtype=torch.float32, device=seen.device)
         if self.score == "surprise":
             return seen.surprise[first:end]
-        far = torch.arange(first, place)[:, None] >= torch.arange(first, end) + NEAREST
-        scores = (seen.attention[first:place, first:end] * far).sum(0)
+        scores = (seen.attention[first:place, first:end] * _far(seen, place, first, end)).sum(0)
         return scores * seen.surprise[first:end] if self.score == "attention x surprise" else scores
 
     def _scores_by_head(self, seen: Observed, place: int, first: int, end: int, generator: torch.Generator) -> Tensor:
@@ -102,11 +101,10 @@ class Policy:
         if seen.by_head is None:
             raise ValueError(f"{self.score}: the text was not observed by head.")
         if self.score == "random, by head":
-            return torch.rand(*seen.by_head.shape[:2], end - first, generator=generator)
+            return torch.rand(*seen.by_head.shape[:2], end - first, generator=generator).to(seen.device)
         if self.score == "attention to come, by head":
             return seen.by_head[:, :, place:, first:end].float().sum(2)
-        far = torch.arange(first, place)[:, None] >= torch.arange(first, end) + NEAREST
-        scores = (seen.by_head[:, :, first:place, first:end].float() * far).sum(2)
+        scores = (seen.by_head[:, :, first:place, first:end].float() * _far(seen, place, first, end)).sum(2)
         return scores.mean(1, keepdim=True).expand_as(scores) if self.score == "attention, by layer" else scores
 
 
@@ -114,13 +112,20 @@ def dropped_by_head(seen: Observed, settling: Settling, choice: SlotChoice, numb
     """int64 [layers, kv_heads, A], as Policy.dropped_at, where each head keeps `numbers` [layers, kv_heads] of a
     chunk's tokens."""
     length = len(seen.surprise)
-    dropped = torch.full((*numbers.shape, length), length, dtype=torch.int64)
+    dropped = torch.full((*numbers.shape, length), length, dtype=torch.int64, device=seen.device)
     for place, first in settling.places(length):
         _lose_first(dropped, settling, place, first)
         held, positions = seen.chunk(first, first + settling.chunk)
         stay = choice.stay(held, positions, numbers).transpose(1, 2)
         dropped[..., first : first + settling.chunk] = torch.where(stay, length, place)
     return dropped
+
+
+def _far(seen: Observed, place: int, first: int, end: int) -> Tensor:
+    """bool [place - first, end - first]: whether an answer token is far enough behind another that it pays attention
+    to."""
+    queries, keys = (torch.arange(first, last, device=seen.device) for last in (place, end))
+    return queries[:, None] >= keys + NEAREST
 
 
 def _lose_first(dropped: Tensor, settling: Settling, place: int, first: int) -> None:

@@ -222,7 +222,7 @@ def _sums(model: HamburgerModel, seen: Observed, states: torch.Tensor, first: in
         kl = (p.exp() * (p - q)).sum(-1)
         same = (p.argmax(-1) == q.argmax(-1)).float()
         nats = (p - q).gather(-1, targets[rows, None])[:, 0]
-        place = torch.arange(first + rows.start + 1, first + rows.stop + 1) // BUCKET
+        place = torch.arange(first + rows.start + 1, first + rows.stop + 1, device=seen.device) // BUCKET
         for bucket in place.unique().tolist():
             here = place == bucket
             found = sums.setdefault(str(bucket), [0.0] * 4)

@@ -38,6 +38,10 @@ class Observed:
     by_head: Tensor | None
     surprise: Tensor
 
+    @property
+    def device(self) -> torch.device:
+        return self.token_ids.device
+
     def chunk(self, first: int, end: int) -> tuple[Tensor, Tensor]:
         """As SlotChoice takes it, answer tokens first to end - 1: [layers, C, 2, kv_heads, head_dim], and positions."""
         span = slice(self.num_prompt + first, self.num_prompt + end)
