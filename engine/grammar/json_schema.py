@@ -13,6 +13,7 @@ from hamburger.engine.types.errors import cut
 
 # llguidance follows references by recursion: some thousand levels would end the process, not raise an error.
 MAX_LEVELS = 1000
+MAX_DEPTH = 120  # of one schema: its reader of JSON takes 127 levels, some of which are the library's own
 # What it takes some tenths of a second for. Properties cost it time by their square; multiples a state each.
 MAX_PROPERTIES = 2000
 MAX_MULTIPLE = 100_000
@@ -177,7 +178,7 @@ def _asks_for_nothing(key: str, value: Any) -> bool:
 
 def fault_of(schema: Any) -> str | None:
     """What a schema has that the library reads wrongly, or too much of to be compiled soon; None for most. Without
-    recursion, as `_depth`."""
+    recursion, as `depth_of`."""
     num_properties, multiples, are_joined = 0, list[Decimal](), False
     waiting: list[tuple[Any, bool]] = [(schema, True)]  # and whether it says all of its value
     while waiting:
@@ -257,16 +258,16 @@ def _num_steps(multiples: Sequence[Decimal]) -> int:
 
 def levels_of(schema: Mapping[str, Any]) -> int:
     """No path through a schema and its references is longer: its depth, and that of each place that is referred to."""
-    own, targets = _depth(schema)
+    own, targets = depth_of(schema)
     waiting, found = set(targets), dict[str, int]()
     while waiting and own + sum(found.values()) <= MAX_LEVELS:
         pointer = waiting.pop()
-        found[pointer], further = _depth(_at(schema, pointer))
+        found[pointer], further = depth_of(_at(schema, pointer))
         waiting |= further - found.keys()
     return own + sum(found.values())
 
 
-def _depth(part: Any) -> tuple[int, set[str]]:
+def depth_of(part: Any) -> tuple[int, set[str]]:
     """How deep a part of a schema is nested, and where it refers to. Without recursion: a client chose its depth."""
     deepest, targets, waiting = 1, set[str](), [(part, 1)]
     while waiting:

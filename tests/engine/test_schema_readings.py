@@ -89,6 +89,26 @@ def test_what_a_pattern_leaves_out_does_not_come_escaped(pattern: str, good: lis
     assert taken(of_names, *names) == names[: len(good)]
 
 
+def nested(number: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(number):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+@pytest.mark.parametrize("number", [60, 400])
+def test_a_schema_of_too_many_levels_is_told_so(number: int) -> None:
+    for write in (json_grammar, lambda schema: grammar_with_schemas("start: args0", [schema])):
+        with pytest.raises(InvalidRequest, match=f"{2 * number + 2} levels deep, but at most 120"):
+            write(nested(number))
+
+
+def test_as_many_levels_as_are_allowed_can_be_read() -> None:
+    text = '{"a": ' * 59 + "1" + "}" * 59
+    assert taken(nested(59), text) == [text]
+    assert takes(grammar_with_schemas("start: args0", [nested(59)]), text)
+
+
 def test_free_names_may_be_asked_for_where_none_can_come_twice() -> None:
     free = {"type": "object", "additionalProperties": {"type": "integer"}}
     assert taken({**free, "minProperties": 1}, "{}", '{"a": 1}') == ['{"a": 1}']
