@@ -40,10 +40,15 @@ _PLAIN = {
 }
 # Fractions of a second, and numbers in durations, may have digits without end in these.
 _DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
+# The library has a 29th of February in all years.
+_LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DAYS = f"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01][0-9]|2[0-8]))|{_LEAP}-02-29)([^0-9][0-9]{{0,9}})*$"
+_OF_FORMATS = {
+    "date": _DAYS, "date-time": _DAYS, "time": _DIGITS_IN_A_ROW, "duration": _DIGITS_IN_A_ROW
+}  # fmt: skip
 # In a class that leaves out some characters but no control character, the library lets a quote and a backslash pass
 # that are left out, as their escaped forms. One that leaves out U+0000, too, it reads rightly.
 _NEGATED = re.compile(r"\\.|\[\^([\]-]?)", re.DOTALL)
-_ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
 
 
 def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -91,8 +96,8 @@ def usable_schema(schema: Any, root: Any = None) -> Any:
             value = {_readable_pattern(name): part for name, part in value.items()}
         kept[key] = value
     _set_bounds(kept)
-    if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
-        kept.setdefault("pattern", _DIGITS_IN_A_ROW)
+    if isinstance(found := kept.get("format"), str) and found in _OF_FORMATS:
+        kept.setdefault("pattern", _OF_FORMATS[found])
     return _with_names(kept, root) if "propertyNames" in kept else kept
 
 
