@@ -100,9 +100,10 @@ async def test_arguments_tell_whether_it_is_whole(
     text: str, choice: Any, fields: dict[str, Any], arguments: str
 ) -> None:
     """Not what ended it: a stop token may, and a stop string that is shown may be its last character."""
-    function = WEATHER["function"]
-    body = {"model": MODEL, "input": "Hi", **fields, "tools": [{"type": "function", **function}]}
-    body["tool_choice"] = {"type": "function", "name": "w"} if choice is NAMED else choice
+    body = {
+        "model": MODEL, "input": "Hi", **fields, "tools": [{"type": "function", "name": "w", "parameters": SCHEMA}],
+        "tool_choice": {"type": "function", "name": "w"} if choice is NAMED else choice,
+    }  # fmt: skip
     async with serving([*split(text, *[1] * len(text)), [EOS]], **ROOM) as server:
         answer = await server.chat(**fields, tools=[WEATHER], tool_choice=choice)
         chunks = await server.stream(CHAT, **fields, tools=[WEATHER], tool_choice=choice)
