@@ -13,6 +13,7 @@ from hamburger.engine.types.errors import cut
 
 # llguidance follows references by recursion: some thousand levels would end the process, not raise an error.
 MAX_LEVELS = 1000
+MAX_DEPTH = 120  # of one schema: its reader of JSON takes 127 levels, some of which are the library's own
 # What it takes some tenths of a second for. Properties cost it time by their square; multiples a state each.
 MAX_PROPERTIES = 2000
 MAX_MULTIPLE = 100_000
@@ -39,10 +40,15 @@ _PLAIN = {
 }
 # Fractions of a second, and numbers in durations, may have digits without end in these.
 _DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
+# The library has a 29th of February in all years.
+_LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DAYS = f"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01][0-9]|2[0-8]))|{_LEAP}-02-29)([^0-9][0-9]{{0,9}})*$"
+_OF_FORMATS = {
+    "date": _DAYS, "date-time": _DAYS, "time": _DIGITS_IN_A_ROW, "duration": _DIGITS_IN_A_ROW
+}  # fmt: skip
 # In a class that leaves out some characters but no control character, the library lets a quote and a backslash pass
 # that are left out, as their escaped forms. One that leaves out U+0000, too, it reads rightly.
 _NEGATED = re.compile(r"\\.|\[\^([\]-]?)", re.DOTALL)
-_ENDLESS_FORMATS = frozenset(["date-time", "time", "duration"])
 
 
 def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -90,8 +96,8 @@ def usable_schema(schema: Any, root: Any = None) -> Any:
             value = {_readable_pattern(name): part for name, part in value.items()}
         kept[key] = value
     _set_bounds(kept)
-    if isinstance(found := kept.get("format"), str) and found in _ENDLESS_FORMATS:
-        kept.setdefault("pattern", _DIGITS_IN_A_ROW)
+    if isinstance(found := kept.get("format"), str) and found in _OF_FORMATS:
+        kept.setdefault("pattern", _OF_FORMATS[found])
     return _with_names(kept, root) if "propertyNames" in kept else kept
 
 
@@ -177,7 +183,7 @@ def _asks_for_nothing(key: str, value: Any) -> bool:
 
 def fault_of(schema: Any) -> str | None:
     """What a schema has that the library reads wrongly, or too much of to be compiled soon; None for most. Without
-    recursion, as `_depth`."""
+    recursion, as `depth_of`."""
     num_properties, multiples, are_joined = 0, list[Decimal](), False
     waiting: list[tuple[Any, bool]] = [(schema, True)]  # and whether it says all of its value
     while waiting:
@@ -257,16 +263,16 @@ def _num_steps(multiples: Sequence[Decimal]) -> int:
 
 def levels_of(schema: Mapping[str, Any]) -> int:
     """No path through a schema and its references is longer: its depth, and that of each place that is referred to."""
-    own, targets = _depth(schema)
+    own, targets = depth_of(schema)
     waiting, found = set(targets), dict[str, int]()
     while waiting and own + sum(found.values()) <= MAX_LEVELS:
         pointer = waiting.pop()
-        found[pointer], further = _depth(_at(schema, pointer))
+        found[pointer], further = depth_of(_at(schema, pointer))
         waiting |= further - found.keys()
     return own + sum(found.values())
 
 
-def _depth(part: Any) -> tuple[int, set[str]]:
+def depth_of(part: Any) -> tuple[int, set[str]]:
     """How deep a part of a schema is nested, and where it refers to. Without recursion: a client chose its depth."""
     deepest, targets, waiting = 1, set[str](), [(part, 1)]
     while waiting:

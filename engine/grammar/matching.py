@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hamburger.engine.grammar.cache import GrammarCache
 from hamburger.engine.grammar.json_numbers import DigitTokens, NumberLimit, is_of_json
+from hamburger.engine.grammar.vocabulary import GrammarTokenizer, Vocabulary
 from hamburger.engine.grammar.writing import shown
 from hamburger.engine.process_usage import resident_bytes
 from hamburger.engine.types.errors import InvalidRequest
@@ -26,16 +27,6 @@ if TYPE_CHECKING:
 NO_END_TOKEN = "The model has no end token, without which no grammar works."
 _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 _MOST_SECONDS_AGAIN = 0.5  # to compile a grammar between two steps
-
-
-class GrammarTokenizer(Protocol):
-    """What Grammars needs of a Tokenizer."""
-
-    vocab_size: int
-
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
-    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes: ...
-    def is_special(self, token_id: int) -> bool: ...
 
 
 class Grammars:
@@ -115,7 +106,7 @@ class Grammars:
             raise InvalidRequest(NO_END_TOKEN, "response_format")
         from llguidance import LLTokenizer
 
-        vocabulary = _Vocabulary(self._load(), self.vocab_size, self._eos_token_ids[0])
+        vocabulary = Vocabulary(self._load(), self.vocab_size, self._eos_token_ids[0])
         self._digits = DigitTokens(vocabulary.tokens, -(-self.vocab_size // 32))
         return LLTokenizer(vocabulary, eos_token=self._eos_token_ids)  # type: ignore[arg-type]
 
@@ -185,22 +176,3 @@ class Matcher:
             self._matcher.rollback(num_tokens)
             if self._number_limit is not None:
                 self._number_limit.go_back(num_tokens)
-
-
-class _Vocabulary:
-    """What LLTokenizer reads: every token's bytes."""
-
-    is_tokenizer_wrapper = True
-
-    def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int, eos_token_id: int) -> None:
-        size = min(vocab_size, tokenizer.vocab_size)
-        self.eos_token_id = eos_token_id
-        self.bos_token_id = None
-        # The library's masks have a bit for each of these: what only pads the model's vocabulary has no bytes, and is
-        # never allowed.
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)] + [b""] * (vocab_size - size)
-        self.special_token_ids = [token_id for token_id in range(size) if tokenizer.is_special(token_id)]
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return self._tokenizer.encode(text if isinstance(text, str) else text.decode(errors="replace"))

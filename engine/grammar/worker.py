@@ -23,8 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from hamburger.engine.grammar.matching import Grammars, GrammarTokenizer
+from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.grammar.source import GrammarSource
+from hamburger.engine.grammar.vocabulary import GrammarTokenizer
 from hamburger.engine.process_usage import give_back
 from hamburger.engine.types.errors import InvalidRequest
 

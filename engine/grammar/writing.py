@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hamburger.engine.grammar.closed_objects import closed
-from hamburger.engine.grammar.json_schema import MAX_LEVELS, fault_of, levels_of, usable_schema
+from hamburger.engine.grammar.json_schema import MAX_DEPTH, MAX_LEVELS, depth_of, fault_of, levels_of, usable_schema
 from hamburger.engine.types.errors import InvalidRequest
 
 # JSON allows white space without end, and small models like it: one space, or one line break and its indentation.
@@ -69,6 +69,12 @@ def _schema_text(schema: Mapping[str, Any] | bool | None) -> str:
         return json.dumps({"type": "object"})
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
+    if (depth := depth_of(schema)[0]) > MAX_DEPTH:
+        raise InvalidRequest(
+            f"The schema is nested {depth} levels deep, but at most {MAX_DEPTH} are allowed: use fewer levels, or "
+            "references.",
+            "response_format",
+        )
     if (levels := levels_of(schema)) > MAX_LEVELS:
         raise InvalidRequest(
             f"The schema and all that its references lead to have {levels} levels together, but at most {MAX_LEVELS} "

@@ -6,6 +6,7 @@ body -> sampling parameters, grammar, prompt ids -> submit -> one JSON answer or
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 from fastapi import Request
 from fastapi.responses import Response
 
+from hamburger.engine.grammar.source import GrammarSource
 from hamburger.engine.request import GenerationRequest
-from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.errors import InvalidRequest, QueueFull, QueueTimeout, shown
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.server.api.auth import key_of
 from hamburger.server.api.errors import ApiError
@@ -36,6 +38,7 @@ from hamburger.server.tools.tool_use import ToolUse
 
 MAX_STOP_CHARACTERS = 20_000  # of all stop strings together
 MAX_COPIED = 200_000  # token ids of logit_bias and stop_token_ids, of all answers together: each is told its own
+_BLAMING_SECONDS = 2.0  # to find out which of many tools is at fault
 Answers = list[tuple[list[int], SamplingParams]]  # each with its prompt's tokens
 
 
@@ -216,10 +219,25 @@ async def _grammar(
     try:
         source = tools.grammar or tools.open_grammar(context.tokenizer, thought)
         return None if source is None else await compile_grammar(context.grammars, source, "tools")
-    except InvalidRequest:
+    except InvalidRequest as error:
         if tools.form is not None:
             await grammar_of(context.grammars, body)  # the fault may be the format's
+        if (own := await _fault_of_one(context, tools)) is not None:
+            raise own from error
         raise
+
+
+async def _fault_of_one(context: ModelContext, tools: ToolUse) -> InvalidRequest | None:
+    """Of several tools the first one whose own schema is refused, if that is soon found."""
+    schemas = tools.schemas()
+    with contextlib.suppress(TimeoutError, QueueFull, QueueTimeout):
+        async with asyncio.timeout(_BLAMING_SECONDS):
+            for name, schema in schemas.items() if len(schemas) > 1 else ():
+                try:
+                    await compile_grammar(context.grammars, GrammarSource("json", schema), "tools")
+                except InvalidRequest as own:
+                    return InvalidRequest(f"The tool {shown(name)}: {own}", "tools")
+    return None
 
 
 def _tool_streams(context: ModelContext, tools: ToolUse, params: Sequence[SamplingParams]) -> list[ToolStream]:

@@ -16,12 +16,6 @@ def calls_of(delta: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[
     return [piece for piece in pieces if "id" not in piece], [piece for piece in pieces if "id" in piece]
 
 
-def was_cut(choice: Mapping[str, Any]) -> bool:
-    """Whether a stop string ended the choice of a chat, so that its last call, if it has any, is not whole. Whole calls
-    are its reason to stop, or a grammar's end. choice: the last piece where it is streamed."""
-    return choice["finish_reason"] == "stop" and isinstance(choice["stop_reason"], str)
-
-
 class RetoldReply:
     """Half of a Reply (server/api/reply.py). chat: the answer that it tells; it has one choice."""
 
@@ -36,6 +30,12 @@ class RetoldReply:
     @confidence.setter
     def confidence(self, value: float | None) -> None:
         self._chat.confidence = value
+
+    @property
+    def _call_is_cut(self) -> bool:
+        """Whether a stop string or token ended the answer within its last call."""
+        [choice] = self._chat.choices
+        return choice.tools is not None and choice.tools.is_cut(choice.stop_reason)
 
     def add(self, index: int, update: RequestUpdate) -> None:
         self._chat.add(index, update)

@@ -13,7 +13,7 @@ from hamburger.engine.request import RequestUpdate
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
 from hamburger.server.completions.replies import ChatReply
-from hamburger.server.completions.retold import RetoldReply, calls_of, was_cut
+from hamburger.server.completions.retold import RetoldReply, calls_of
 from hamburger.server.messages.errors import messages_error
 from hamburger.server.tools.tool_fields import arguments_object
 
@@ -88,7 +88,7 @@ class MessagesReply(RetoldReply):
 
     def _end(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         finish_reason, stop_reason = choice["finish_reason"], choice["stop_reason"]
-        if finish_reason == "tool_calls" or (finish_reason == "stop" and self._has_calls and not was_cut(choice)):
+        if finish_reason == "tool_calls" or (finish_reason == "stop" and self._has_calls and not self._call_is_cut):
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if isinstance(stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}

@@ -16,7 +16,7 @@ from hamburger.server.api.errors import ApiError
 from hamburger.server.api.events import typed_event
 from hamburger.server.completions.logprobs import TextOffsets
 from hamburger.server.completions.replies import ChatReply
-from hamburger.server.completions.retold import RetoldReply, calls_of, was_cut
+from hamburger.server.completions.retold import RetoldReply, calls_of
 from hamburger.server.responses.body import ResponsesBody
 from hamburger.server.responses.errors import responses_error
 from hamburger.server.responses.logprobs import TextLogprobs
@@ -49,7 +49,6 @@ class ResponsesReply(RetoldReply):
         self._scores = TextLogprobs(offsets)
         self._number = 0
         self._status = "in_progress"
-        self._call_is_cut = False  # the last item is a call, within which a stop string ended the answer
 
     @property
     def is_whole(self) -> bool:
@@ -88,7 +87,6 @@ class ResponsesReply(RetoldReply):
             self._output.append(self._call(call["id"], function["name"], function["arguments"]))
         for item in self._output:
             item["status"] = "completed"
-        self._call_is_cut = bool(calls) and was_cut(choice)
         self._output[-1]["status"] = "incomplete" if breaks_off else self._last_status
 
     def events(self, index: int, update: RequestUpdate) -> bytes:
@@ -102,7 +100,6 @@ class ResponsesReply(RetoldReply):
             events += self._of_delta(choice["delta"])
             if choice["finish_reason"] is not None:
                 self._status = _status(choice["finish_reason"])
-                self._call_is_cut = self._has_calls and was_cut(choice)
                 if not self._output:  # an answer without a text is one, too
                     events += self._opened(self._message("", []))
                 if not self._has_calls:

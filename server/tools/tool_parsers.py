@@ -9,7 +9,8 @@ no call is text, and a call behind a later one is a call.
 | ------- | --------------------------------------------------------------------------- |
 | hermes  | <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated (Qwen too) |
 | llama3  | {"name": ..., "parameters": {...}}, several with ";" between, after <|python_tag|> or not |
-| mistral | [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...} |
+| mistral | [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...}, perhaps with |
+|         | [CALL_ID]id before [ARGS] |
 | json    | one such object, or a list of them, perhaps in a code fence                  |
 """
 
@@ -168,10 +169,11 @@ def _any_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> _Found:
 
 def _mistral_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> _Found:
     at = _skip(text, at)
-    if named := re.compile(r"([^\s\[\]{}\"]+)\s*(?:\[ARGS\])?\s*(?=\{)").match(text, at):
+    word = r'[^\s\[\]{}"]'
+    if named := re.compile(rf"({word}+)\s*(?:\[CALL_ID\]{word}*)?(?:\[ARGS\])?\s*(?=\{{)").match(text, at):
         end = ends.of(text, named.end())
         return _Found([ToolCall(named[1], text[named.end() : end])], end)
-    if not is_final and re.compile(r"[^\s\[\]{}\"]*\s*(\[A?R?G?S?\]?)?\s*$").match(text, at):
+    if not is_final and re.compile(rf"{word}*\s*(\[CALL_ID\]{word}*)?(\[[A-Z_]*\]?)?\s*$").match(text, at):
         return _Found()
     return _calls(text, at, None, ends)
 

@@ -33,11 +33,13 @@ class ToolStream:
         self._last_arguments = ""
 
     def reason(self, finish_reason: str | None, stop_reason: str | int | None) -> str | None:
-        """OpenAI's finish_reason: calls that the model chose to make are its reason to stop. Not where a stop string,
-        the stop_reason, ended the last of them before it was whole."""
-        is_cut = isinstance(stop_reason, str) and not is_object(self._last_arguments)
-        are_made = finish_reason == "stop" and self._ids and not self._is_named and not is_cut
+        """OpenAI's finish_reason: calls that the model chose to make are its reason to stop."""
+        are_made = finish_reason == "stop" and self._ids and not self._is_named and not self.is_cut(stop_reason)
         return "tool_calls" if are_made else finish_reason
+
+    def is_cut(self, stop_reason: str | int | None) -> bool:
+        """Whether a stop string or token, the stop_reason, ended the last call before it was whole."""
+        return stop_reason is not None and bool(self._ids) and not is_object(self._last_arguments)
 
     def add(self, text: str, *, is_final: bool) -> dict[str, Any]:
         """The delta: new content, and tool_calls with what is new of each; {} where nothing is sure yet."""

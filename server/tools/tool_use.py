@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from hamburger.engine.grammar.source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest, shown
@@ -60,6 +61,11 @@ class ToolUse:
             self.form = form
             self.parser = parser_of(family, names) if form is None else answer_or_calls_parser(family, names)
 
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """What holds a call's arguments, by the names of the functions that may be called."""
+        is_open = self.grammar is None
+        return {f.name: f.own_schema() if is_open else f.arguments_schema() for f in self._functions}
+
     def open_grammar(self, tokenizer: ServerTokenizer, thought: Markers | None) -> GrammarSource | None:
         """What holds an answer that may call or not: its calls to the functions that may be called and to the schemas
         of strict ones, and what is no call to the form. None where all is free, or a call is forced.
@@ -72,7 +78,7 @@ class ToolUse:
             return None
         token = partial(_special_token, tokenizer)
         names = [function.name for function in self._functions]
-        schemas = [function.own_schema() for function in self._functions]
+        schemas = [*self.schemas().values()]
         if self.form is None:
             return GrammarSource("calls", (free_or_calls(self._family, names, token), schemas))
         form = self.form.schema()

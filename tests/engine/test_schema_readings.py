@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from calendar import isleap
 from typing import Any
 
 import pytest
@@ -87,6 +88,35 @@ def test_what_a_pattern_leaves_out_does_not_come_escaped(pattern: str, good: lis
     names = [json.dumps({text: 1}) for text in good + bad]
     of_names = {"type": "object", "patternProperties": {pattern: {"const": 1}}, "additionalProperties": False}
     assert taken(of_names, *names) == names[: len(good)]
+
+
+@pytest.mark.parametrize("year", [4, 400, 1900, 1996, 2000, 2023, 2024, 2100])
+def test_february_is_as_long_as_in_its_year(year: int) -> None:
+    days = [f"{year:04}-{day}" for day in ("01-31", "02-28", "02-29", "02-30", "04-31", "10-10")]
+    known = [day for day in days if day[5:] in ("01-31", "02-28", "10-10") or (day[5:] == "02-29" and isleap(year))]
+    assert taken({"type": "string", "format": "date"}, *(f'"{day}"' for day in days)) == [f'"{day}"' for day in known]
+    times = [f'"{day}T23:59:59.{"1" * 9}Z"' for day in days]
+    assert taken({"type": "string", "format": "date-time"}, *times) == [time for time in times if time[1:11] in known]
+
+
+def nested(number: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(number):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+@pytest.mark.parametrize("number", [60, 400])
+def test_a_schema_of_too_many_levels_is_told_so(number: int) -> None:
+    for write in (json_grammar, lambda schema: grammar_with_schemas("start: args0", [schema])):
+        with pytest.raises(InvalidRequest, match=f"{2 * number + 2} levels deep, but at most 120"):
+            write(nested(number))
+
+
+def test_as_many_levels_as_are_allowed_can_be_read() -> None:
+    text = '{"a": ' * 59 + "1" + "}" * 59
+    assert taken(nested(59), text) == [text]
+    assert takes(grammar_with_schemas("start: args0", [nested(59)]), text)
 
 
 def test_free_names_may_be_asked_for_where_none_can_come_twice() -> None:

@@ -1,4 +1,4 @@
-"""A stop string within a call: the answer ends there, and no form of it says that the call is whole."""
+"""A stop string or token within a call: the answer ends there, and no form of it says that the call is whole."""
 
 from __future__ import annotations
 
@@ -85,3 +85,34 @@ async def test_responses_have_an_incomplete_item(
         [item] = [item for item in response["output"] if item["type"] == "function_call"]
         assert (item["status"], item["arguments"]) == (status, arguments)
     assert [event["item"]["status"] for event in told if event["type"] == "response.output_item.done"][-1] == status
+
+
+@pytest.mark.parametrize(
+    ("text", "choice", "fields", "arguments"),
+    [
+        (ARGUMENTS, NAMED, {"stop_token_ids": [ord("o")]}, '{"city": "R'),
+        (f"[{CALL}]", "required", {"stop_token_ids": [ord("o")]}, '{"city": "R'),
+        (f"[{CALL}]", "required", {"stop_token_ids": [ord("]")]}, ARGUMENTS),
+        (ARGUMENTS, NAMED, {"stop": ["}"], "include_stop_str_in_output": True}, ARGUMENTS),
+    ],
+)
+async def test_arguments_tell_whether_it_is_whole(
+    text: str, choice: Any, fields: dict[str, Any], arguments: str
+) -> None:
+    """Not what ended it: a stop token may, and a stop string that is shown may be its last character."""
+    body = {
+        "model": MODEL, "input": "Hi", **fields, "tools": [{"type": "function", "name": "w", "parameters": SCHEMA}],
+        "tool_choice": {"type": "function", "name": "w"} if choice is NAMED else choice,
+    }  # fmt: skip
+    async with serving([*split(text, *[1] * len(text)), [EOS]], **ROOM) as server:
+        answer = await server.chat(**fields, tools=[WEATHER], tool_choice=choice)
+        chunks = await server.stream(CHAT, **fields, tools=[WEATHER], tool_choice=choice)
+        response = await server.ok("/v1/responses", body)
+        told = typed_events((await server.post("/v1/responses", {**body, "stream": True})).text)
+    is_whole = arguments == ARGUMENTS
+    reason = "tool_calls" if is_whole and choice == "required" else "stop"
+    for last in (answer["choices"][0], chunks[-1]["choices"][0]):
+        assert last["finish_reason"] == reason
+    for output in (response["output"], told[-1]["response"]["output"]):
+        [item] = output
+        assert (item["arguments"], item["status"]) == (arguments, "completed" if is_whole else "incomplete")

@@ -75,6 +75,9 @@ CASES: list[tuple[Family, str, str, list[ToolCall]]] = [
     ("mistral", f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGS}}}]', "", [W]),
     ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a":1}}, {"name": "add"}]', "", [A, ToolCall("add", "{}")]),
     ("mistral", 'Yes. [TOOL_CALLS]add[ARGS]{"a":1}[TOOL_CALLS]add{"a":1}', "Yes.", [A, A]),
+    ("mistral", '[TOOL_CALLS]add[CALL_ID]000000001[ARGS]{"a":1}[TOOL_CALLS]add[CALL_ID]2[ARGS] {"a":1}', "", [A, A]),
+    ("mistral", "[TOOL_CALLS]add[CALL_ID]000000001", "[TOOL_CALLS]add[CALL_ID]000000001", []),
+    ("mistral", '[TOOL_CALLS]add[CALL_ME]{"a":1}', '[TOOL_CALLS]add[CALL_ME]{"a":1}', []),
     ("mistral", "[TOOL_CALLS] what?", "[TOOL_CALLS] what?", []),
     ("mistral", "In a\n [TOOL_CALLS] tag", "In a\n [TOOL_CALLS] tag", []),
     ("mistral", "plain [TOOL", "plain [TOOL", []),
@@ -135,6 +138,7 @@ def test_every_split_point_streams_what_the_whole_says(
 
 PIECES = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```json\n", "```", '{"name": "add"'),
+    *("[CALL_ID]", "[CALL_", "12"),
     *(', "arguments": ', '{"a": 1}', '"name"', "add", "text", "}", "]", "[", ", ", ";", ":", "\n", " ", '"', "\\", "{"),
 )
 JSON = st.recursive(

@@ -100,6 +100,17 @@ async def test_a_strict_schema_that_cannot_be_used_is_told_without_our_rules() -
     assert error["message"] == 'The grammar cannot be used: Unimplemented keys: ["uniqueItems"].'
 
 
+@pytest.mark.parametrize("choice", ["required", "auto"])
+async def test_of_several_tools_the_one_whose_schema_cannot_be_used_is_named(choice: str) -> None:
+    parameters = [{}, {"properties": {"a": {"type": "array", "uniqueItems": True}}}, {"not": {}}]
+    functions = [{"name": name, "parameters": of, "strict": True} for name, of in zip("fgh", parameters, strict=True)]
+    tools = [{"type": "function", "function": function} for function in functions]
+    async with serving([[104]]) as server:
+        _, error = await server.refused(CHAT, {"messages": HELLO, "tools": tools, "tool_choice": choice})
+    assert error["message"] == "The tool 'g': The grammar cannot be used: Unimplemented keys: [\"uniqueItems\"]."
+    assert error["param"] == "tools"
+
+
 @pytest.mark.parametrize("field", ["guided_json", "json_schema"])
 async def test_a_schema_of_another_type_is_told_its_forms(field: str) -> None:
     async with serving([[104]]) as server:
