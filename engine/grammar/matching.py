@@ -117,7 +117,9 @@ class Grammars:
 
         vocabulary = _Vocabulary(self._load(), self.vocab_size, self._eos_token_ids[0])
         self._digits = DigitTokens(vocabulary.tokens, -(-self.vocab_size // 32))
-        return LLTokenizer(vocabulary, eos_token=self._eos_token_ids)  # type: ignore[arg-type]
+        built = LLTokenizer(vocabulary, eos_token=self._eos_token_ids)  # type: ignore[arg-type]
+        vocabulary.spell = built.greedy_tokenize
+        return built
 
 
 class _Compiled(NamedTuple):
@@ -201,6 +203,10 @@ class _Vocabulary:
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)] + [b""] * (vocab_size - size)
         self.special_token_ids = [token_id for token_id in range(size) if tokenizer.is_special(token_id)]
         self._tokenizer = tokenizer
+        self.spell: Callable[[str], list[int]] = tokenizer.encode  # in these tokens alone
 
     def __call__(self, text: bytes | str) -> list[int]:
-        return self._tokenizer.encode(text if isinstance(text, str) else text.decode(errors="replace"))
+        text = text if isinstance(text, str) else text.decode(errors="replace")
+        token_ids = self._tokenizer.encode(text)
+        # A tokenizer may have tokens that the model has no row for: none of those may come, nor be drafted.
+        return token_ids if max(token_ids, default=0) < len(self.tokens) else self.spell(text)
