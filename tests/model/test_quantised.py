@@ -106,6 +106,15 @@ def test_weights_of_4_bits_are_kept_as_such_where_neighbours_share_a_scale(name:
         assert has_4_bits(parts_of(name)[1].to(dtype)) == has_four
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
+)
+def test_no_number_of_8_bits_is_taken_without_its_scale(dtype: torch.dtype) -> None:
+    parts = {"it.weight": torch.tensor([[1.0, -0.5]]).to(dtype), "it.weight_scale": torch.tensor(3.0)}
+    found = unquantised(_COMPRESSED, parts, torch.float32, "it")
+    assert_equal(dict(found), {"it.weight": torch.tensor([[3.0, -1.5]])})
+
+
 def test_inputs_may_say_their_group() -> None:
     """As compressed-tensors wrote it with `actorder: group`, until 2026."""
     name = "pack4asym"

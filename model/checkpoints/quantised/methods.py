@@ -114,7 +114,7 @@ def _compressed(found: Mapping[str, Any], where: str) -> Quantisation:
 
 
 def _layout(found: Mapping[str, Any], fields: tuple[str, ...], allowed: tuple[str, ...], where: str) -> Any:
-    """What the first of the fields says that is there, in small letters, as transformers reads them; else allowed[0]."""
+    """What the first of the fields says that is there, in small letters, as in transformers; else allowed[0]."""
     field = next((name for name in fields if found.get(name) is not None), fields[0])
     value = found.get(field)
     said = value.lower() if isinstance(value, str) else value

@@ -28,7 +28,7 @@ _KINDS: dict[Method, tuple[str, ...]] = {
     "awq": ("qweight",),
     "gptq": ("qweight",),
 }
-_BYTES = (torch.int8, torch.float8_e4m3fn)
+_BYTES = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 # What belongs to a quantised weight and is read with it.
 _OF_WEIGHT = {
     *("scales", "qzeros", "g_idx"),
