@@ -115,9 +115,9 @@ def test_no_number_of_8_bits_is_taken_without_its_scale(dtype: torch.dtype) -> N
     assert_equal(dict(found), {"it.weight": torch.tensor([[3.0, -1.5]])})
 
 
-def test_inputs_may_say_their_group() -> None:
+@pytest.mark.parametrize("name", ["pack4", "pack4asym"])
+def test_inputs_may_say_their_group(name: str) -> None:
     """As compressed-tensors wrote it with `actorder: group`, until 2026."""
-    name = "pack4asym"
     parts, numbers = parts_of(name)
     order = torch.randperm(numbers.shape[1])
     found = parts[f"{name}.weight_packed"].view(torch.uint8)
@@ -125,6 +125,13 @@ def test_inputs_may_say_their_group() -> None:
     parts[f"{name}.weight_packed"] = words(codes[:, order])
     parts[f"{name}.weight_g_idx"] = (order // 32).to(torch.int32)
     assert_equal(dict(unquantised(_COMPRESSED, parts, torch.float32, "it")), {f"{name}.weight": numbers[:, order]})
+
+
+def test_inputs_of_a_byte_each_may_say_their_group() -> None:
+    codes, scale, order = torch.randint(-9, 9, (4, 8), dtype=torch.int8), torch.rand(4, 2), torch.randperm(8)
+    parts = {"it.weight": codes, "it.weight_scale": scale, "it.weight_g_idx": order // 4}
+    found = unquantised(_COMPRESSED, parts, torch.float32, "it")
+    assert_equal(dict(found), {"it.weight": codes * scale[:, order // 4]})
 
 
 @pytest.mark.parametrize(("settings", "trunk"), [(AWQ, TRUNK), (GPTQ, TRUNK), (AWQ, MOE)])
