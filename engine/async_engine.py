@@ -168,7 +168,7 @@ class AsyncEngine:
         shared: dict[tuple[object, ...], PromptScores] = {}
         try:
             for asked, request in zip(requests, resolved, strict=True):
-                answer = AnswerBuilder(self._tokenizer, request.params, self.info, stop_strings)
+                answer = AnswerBuilder(self._tokenizer, request.params, self.info, stop_strings, goes_on=asked.goes_on)
                 numbered = replace(request, number=self._queue_room.num_sent + 1)
                 request, scores = scored_once(numbered, shared)
                 self._hosted.host.send(request)  # what cannot be sent was not counted

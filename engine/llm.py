@@ -128,7 +128,7 @@ class LLM:
             return self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
 
         prompts = [prompts] if isinstance(prompts, str) else _listed("prompts", "a text or a list of prompts", prompts)
-        return self._generate([*_each(encode, prompts)], sampling_params, progress, lora)
+        return self._generate([*_each(encode, prompts)], sampling_params, progress, lora, goes_on=True)
 
     def chat(
         self,
@@ -151,7 +151,8 @@ class LLM:
 
         chats = _listed("messages", _CHAT, messages)
         chats = [chats] if chats and isinstance(chats[0], Mapping) else chats
-        return self._generate([*_each(encode, chats)], sampling_params, progress, lora)
+        goes_on = bool(template_kwargs.get("continue_final_message"))
+        return self._generate([*_each(encode, chats)], sampling_params, progress, lora, goes_on=goes_on)
 
     def load_lora(self, name: str, path: str | Path) -> None:
         """Load the LoRA adapter in a folder that PEFT wrote, for `lora=name`; there is room for `max_loras`. Raises
@@ -200,6 +201,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
         lora: str | None,
+        *,
+        goes_on: bool,
     ) -> list[GenerationResult]:
         sampling_params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if isinstance(sampling_params, SamplingParams):
@@ -214,7 +217,7 @@ class LLM:
         from hamburger.engine.progress_bar import progress_of_answers  # only this shows something
 
         bar = progress_of_answers(len(requests), visible=progress)
-        with bar as show, closing(self._run(requests, show)) as finished:
+        with bar as show, closing(self._run(requests, show, goes_on=goes_on)) as finished:
             results = {request.request_id: result for request, result in finished}
         return [results[request.request_id] for request in requests]
 
@@ -230,9 +233,10 @@ class LLM:
         return resolve_request(GenerationRequest(str(number), ids, params), self.info, time.monotonic())
 
     def _run(
-        self, requests: Iterable[SubmitRequest], show: Callable[[RequestUpdate], None]
+        self, requests: Iterable[SubmitRequest], show: Callable[[RequestUpdate], None], *, goes_on: bool = False
     ) -> Generator[tuple[SubmitRequest, GenerationResult], None, None]:
-        """Each request with its result, as it finishes; the next one is taken when a seat comes free."""
+        """Each request with its result, as it finishes; the next one is taken when a seat comes free. goes_on: as in
+        GenerationRequest."""
         if self._is_running:
             raise RuntimeError("This LLM is generating already: exhaust or close the iterator of generate_each first.")
         waiting, running = iter(requests), dict[str, _RunningRequest]()
@@ -243,7 +247,7 @@ class LLM:
                 # LLM fills the seats itself, so the engine's own queue stays short, however long the list is.
                 for request in islice(waiting, self._core.config.max_num_seqs - len(running)):
                     self._core.add(replace(request, arrival_time=time.monotonic()))
-                    answer = AnswerBuilder(self.tokenizer, request.params, self.info, stop_strings)
+                    answer = AnswerBuilder(self.tokenizer, request.params, self.info, stop_strings, goes_on=goes_on)
                     running[request.request_id] = _RunningRequest(request, answer, [])
                 if not running:
                     return

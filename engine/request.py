@@ -32,6 +32,7 @@ class GenerationRequest:
     cache_salt: only requests with the same one share slots (for tenants that must not notice each other).
     client: who sends it. Of one priority, the client that has been served the least goes first.
     lora: the name of the LoRA adapter that answers; None: the model itself.
+    goes_on: whether the answer's text goes on with that of the prompt, or begins anew, as that of a chat does.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class GenerationRequest:
     cache_salt: str = ""
     client: str = ""
     lora: str | None = None
+    goes_on: bool = False
 
 
 class RequestUpdate(NamedTuple):  # one is made a group: a frozen dataclass takes three times as long
@@ -227,14 +229,17 @@ class AnswerBuilder:
         params: SamplingParams,
         info: EngineInfo,
         stop_strings: Callable[[tuple[str, ...]], StopStrings] = StopStrings,
+        *,
+        goes_on: bool = False,
     ) -> None:
-        """stop_strings: may give several answers the same."""
+        """stop_strings: may give several answers the same. goes_on: as in GenerationRequest."""
         self._detokenizer = Detokenizer(
             tokenizer,
             stop=stop_strings(params.stop) if params.stop else None,
             shows_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
+            goes_on=goes_on,
         )
         self._unreported_end_ids = frozenset() if params.ignore_eos else frozenset(info.eos_token_ids)
         self._is_verified = info.groups == "verified"

@@ -50,7 +50,10 @@ class Vocabulary:
         return self._longest(spelt)
 
     def _last(self, token_ids: list[int], spelt: bytes) -> list[int] | None:
-        """The last of these tokens, which add just these bytes. None where no number of them does."""
+        """The last of these tokens, which add just these bytes. None where no number of them does, or where the model
+        has no row for one of them, as for tokens that were added to its tokenizer alone."""
+        if max(token_ids, default=0) >= len(self.tokens):
+            return None
         found: list[int] = []  # from the last one on
         size = len(spelt)
         for token_id in reversed(token_ids):

@@ -52,6 +52,8 @@ class Detokenizer:
     first, then the longest. One that is completed by the answer's token number i (from 0) is ignored while
     i < min_tokens, as end tokens are; it may begin in that part and be completed later. Bytes that are still
     incomplete when the answer ends become U+FFFD, as part of the last token's text.
+
+    goes_on: its text goes on with a prompt's, so that it keeps a space which some tokenizers cut where a text begins.
     """
 
     def __init__(
@@ -62,10 +64,11 @@ class Detokenizer:
         shows_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        goes_on: bool = False,
     ) -> None:
         self._stream: _ByteStream | _WindowStream
         if isinstance(tokenizer, ByteDecoder) and tokenizer.streams_bytes:
-            self._stream = _ByteStream(tokenizer, skip_special_tokens)
+            self._stream = _ByteStream(tokenizer, skip_special_tokens, first=not goes_on)
         else:
             self._stream = _WindowStream(tokenizer, skip_special_tokens)
         self._stops, self._shows_stop, self._state = stop, shows_stop, 0
@@ -118,11 +121,11 @@ class _ByteStream:
     Only a surrogate's encoding (ED A0..BF), which is never valid, it takes one byte later than it could.
     """
 
-    def __init__(self, tokenizer: ByteDecoder, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: ByteDecoder, skip_special_tokens: bool, *, first: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._first = True
+        self._first = first
 
     def add(self, token_ids: Sequence[int]) -> str:
         """The text that is complete now and was not before."""

@@ -88,7 +88,7 @@ class Tokenizer:
             return cls(found.backend, special_tokens=found.special_tokens, chat_templates=found.chat_templates)
         raise TokenizerError(
             f"{path} has no tokenizer.json. A sentencepiece tokenizer.model is not read: save the tokenizer with "
-            "transformers (save_pretrained) to get one, or name the base with --base."
+            "transformers (save_pretrained) to get one."
         )
 
     @classmethod

@@ -31,11 +31,13 @@ from hamburger.model.checkpoints.weight_files import write_safetensors
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.modules.rotary import inverse_frequencies
 
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 """Part of the cache's key: raised whenever what the cache holds for the same GGUF file changes."""
 
 _GEMMA_27B = 62  # layers, by which llama.cpp knows it: its attention's scale is not of a head's size
 _ROPE_FACTORS = "rope_freqs.weight"
+# What ends a turn of a chat, by llama.cpp's names: its converter tells one end token, which of Gemma is that of a text.
+_TURN_ENDS = {b"<|eot_id|>", b"<|eom_id|>", b"<|im_end|>", b"<|end|>", b"<end_of_turn>", b"<EOT>", b"_<EOT>"}
 # The constants of every published Llama 3.1 and 3.2; a GGUF file keeps only the factors that follow from them.
 _LLAMA3_CONTEXT, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
 
@@ -110,6 +112,7 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
         if get(key, only) not in (only, 0):
             raise CheckpointError(f"{path}: {key} is {get(key)!r}, and only {only!r} is supported.")
     ids = [get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ids += [*get("tokenizer.ggml.eos_token_ids", []), *_turn_ends(reader)]
     config = {
         "model_type": ARCHITECTURES[architecture],
         "vocab_size": shapes["token_embd.weight"][0],
@@ -132,6 +135,13 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
         plain = parse_trunk_config(config, str(path))
         config["rope_scaling"] = _llama3_scaling(path, plain, _numbers(path, factors).flatten())
     return parse_trunk_config(config, str(path))
+
+
+def _turn_ends(reader: gguf.GGUFReader) -> list[int]:
+    tokens = reader.get_field("tokenizer.ggml.tokens")
+    if tokens is None:
+        return []
+    return [token_id for token_id, part in enumerate(tokens.data) if tokens.parts[part].tobytes() in _TURN_ENDS]
 
 
 def _shortest(value: Any) -> Any:

@@ -120,7 +120,8 @@ class Answering:
             raise InvalidRequest("This server lets no request go before others (allow_priority).", "priority")
         lora = context.lora
         requests = [
-            GenerationRequest(f"{reply.id}-{i}", *of, priority, salt, key, lora) for i, of in enumerate(answers)
+            GenerationRequest(f"{reply.id}-{i}", *of, priority, salt, key, lora, body.goes_on)
+            for i, of in enumerate(answers)
         ]
         try:
             streams = context.engine.submit(requests)

@@ -87,6 +87,10 @@ class ChatBody(GenerationBody, ChatPrompt):
     def has_prediction(self) -> bool:
         return self.prediction is not None
 
+    @property
+    def goes_on(self) -> bool:
+        return bool(self.continue_final_message)
+
     def predicted_text(self) -> str:
         """What the answer is expected to follow; empty where nothing is. Raises InvalidRequest."""
         if self.prediction is None:

@@ -47,6 +47,10 @@ class CompletionBody(GenerationBody):
     best_of: int | None = None
     add_special_tokens: bool | None = None
 
+    @property
+    def goes_on(self) -> bool:
+        return True
+
     def num_logprobs(self) -> int | None:
         return self.logprobs
 

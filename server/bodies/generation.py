@@ -152,6 +152,11 @@ class GenerationBody(AnswerFormat):
     def has_prediction(self) -> bool:
         return False
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer's text goes on with that of the prompt."""
+        raise NotImplementedError
+
     def num_logprobs(self) -> int | None:
         """How many of each token's likeliest rivals are reported; None for no log-probabilities."""
         raise NotImplementedError

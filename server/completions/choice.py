@@ -53,7 +53,7 @@ class Choice:
         self.logprob += sum(entry.logprob for entry in update.logprobs or ())
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
         logprobs = None if self._logprobs is None else self._logprobs(update)
-        text = update.text if self._echo is None else self._echo.text_before(update) + update.text
+        text = update.text if self._echo is None else self._echo.text + update.text
         self._echo = None
         if keep:
             self.texts.append(text)

@@ -6,7 +6,6 @@ import codecs
 from functools import cached_property
 from typing import Any
 
-from hamburger.engine.request import RequestUpdate
 from hamburger.server.server_tokenizer import ServerTokenizer
 
 
@@ -36,15 +35,6 @@ class Echo:
         if self._written is not None:
             return self._written
         return self._tokenizer.decode(self.token_ids, skip_special_tokens=False)
-
-    def text_before(self, update: RequestUpdate) -> str:
-        """The text that stands before an answer which begins with `update`.
-
-        Some tokenizers cut the leading space of a text's first token. Here it is no first token.
-        """
-        first = update.token_ids[:1]
-        cut = sum(len(self._tokenizer.token_bytes(t)) - len(self._tokenizer.token_bytes(t, first=True)) for t in first)
-        return self.text + " " * cut
 
     def offsets(self) -> list[int]:
         """The character of `text` at which each token starts; one that continues a character has that one's offset.

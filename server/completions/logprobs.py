@@ -38,13 +38,13 @@ class TextOffsets:
     """The character of an answer's text at which each of its tokens starts; of one that continues a character, which is
     whole with a later token, that character's.
 
-    num_chars: complete so far. is_first: the next token with a text is the text's first.
+    num_chars: complete so far. goes_on: as in GenerationRequest.
     """
 
-    def __init__(self, tokenizer: ServerTokenizer, *, skip_special_tokens: bool, is_first: bool = True) -> None:
+    def __init__(self, tokenizer: ServerTokenizer, *, skip_special_tokens: bool, goes_on: bool = False) -> None:
         self._tokenizer, self._skip_special_tokens = tokenizer, skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_first = is_first
+        self._is_first = not goes_on
         self.num_chars = 0
 
     def next(self, token_id: int) -> int:
@@ -77,7 +77,7 @@ class CompletionLogprobs:
     ) -> None:
         self._tokenizer, self._as_ids, self._num_top = tokenizer, as_ids, num_top
         self._echo = echo
-        self._offsets = TextOffsets(tokenizer, skip_special_tokens=skip_special_tokens, is_first=echo is None)
+        self._offsets = TextOffsets(tokenizer, skip_special_tokens=skip_special_tokens, goes_on=True)
 
     def __call__(self, update: RequestUpdate) -> dict[str, Any]:
         echo = self._echo

@@ -316,6 +316,15 @@ def test_first_space_is_dropped_once(real: dict[str, Tokenizer | ByteTokenizer])
             assert "".join(r.text for r in stream(decoder, [[1], *([i] for i in ids)], [])) == text
 
 
+def test_no_space_is_dropped_where_a_text_goes_on(real: dict[str, Tokenizer | ByteTokenizer]) -> None:
+    tokenizer = real["byte_fallback"]
+    for text in ("a a", "a\n    a", "a"):
+        ids = tokenizer.encode(text)
+        for cut in range(1, len(ids)):
+            answer = Detokenizer(tokenizer, goes_on=True).push(ids[cut:], last=True)
+            assert tokenizer.decode(ids[:cut]) + answer.text == text
+
+
 def test_stop_in_real_tokens(real: dict[str, Tokenizer | ByteTokenizer]) -> None:
     tokenizer = real["builtin"]
     text = "Question: 1+1?\nAnswer: 2 😀\n\nQuestion: next"

@@ -73,6 +73,16 @@ def test_nothing_is_forced_behind_an_end_or_an_error() -> None:
     assert failed.forced() == []
 
 
+def test_a_text_is_forced_in_tokens_that_the_model_has_a_row_for() -> None:
+    class Wider(ByteTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+            return [VOCAB_SIZE if token_id == ord("c") else token_id for token_id in text.encode()]
+
+    matcher = Grammars(Wider, VOCAB_SIZE, [EOS]).matcher(regex_grammar("[0-9]abcd"))
+    matcher.advance(ord("1"))
+    assert bytes(matcher.forced()) == b"abcd"
+
+
 def test_rules_force_what_their_grammar_does_and_the_end_of_thoughts() -> None:
     rules = TokenRules([], [[5]], BYTES.matcher(regex_grammar("[0-9]abc")))
     assert rules.forced() == []

@@ -59,6 +59,20 @@ def test_prompts_and_params_in_all_their_forms() -> None:
             llm.generate([[5], [6]], too_few)
 
 
+def test_the_text_of_a_prompt_goes_on_and_that_of_a_chat_begins() -> None:
+    class SpaceCutting(ByteTokenizer):
+        def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+            return super().token_bytes(token_id).removeprefix(b" " if first else b"")
+
+    config = fake_config(max_model_len=CONTEXT)
+    core = fake_core(ScriptedRunner({"0": [[32, 97], [EOS]]}), config)
+    llm = LLM.from_core(core, fake_info(config), SpaceCutting())
+    chat = [{"role": "user", "content": "x"}]
+    assert [result.text for result in llm.generate(["x"], progress=False)] == [" a"]
+    assert [result.text for result in llm.chat(chat, progress=False)] == ["a"]
+    assert [result.text for result in llm.chat(chat, progress=False, continue_final_message=True)] == [" a"]
+
+
 def verified_llm(text: str, micro: dict[int, str]) -> LLM:
     config = fake_config(max_model_len=CONTEXT, groups="verified", max_group=8)
     core = fake_core(DraftingRunner(text, micro), config)

@@ -182,7 +182,7 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("", r"no tokenizer\.json.*--base"),
+        ("", r"no tokenizer\.json.*save_pretrained\) to get one\.$"),
         ("folder", r"no tokenizer\.json"),
         ("model.gguf", "not a readable GGUF file"),
     ],

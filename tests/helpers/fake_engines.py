@@ -94,6 +94,7 @@ async def fake_engine(
     overlap: bool = False,
     info: Mapping[str, Any] | None = None,
     loras: CoreLoras | None = None,
+    tokenizer: ByteTokenizer | None = None,
     **config: Any,
 ) -> AsyncIterator[AsyncEngine]:
     """An AsyncEngine on a ScriptedRunner and a ByteTokenizer; shut down at the end (a gate is opened for that).
@@ -103,9 +104,8 @@ async def fake_engine(
     runner = runner or ScriptedRunner()
     resolved = fake_config(**config)
     core = fake_core(runner, resolved, clock, overlap, loras)
-    engine = await AsyncEngine.launch(
-        ThreadHost(lambda: (core, fake_info(resolved, **(info or {}))), clock), ByteTokenizer(), observer, clock, auto
-    )
+    host = ThreadHost(lambda: (core, fake_info(resolved, **(info or {}))), clock)
+    engine = await AsyncEngine.launch(host, tokenizer or ByteTokenizer(), observer, clock, auto)
     try:
         yield engine
     finally:

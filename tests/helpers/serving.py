@@ -167,7 +167,7 @@ async def serving(
     """A server whose choices follow scripts. `engine` are fields of EngineConfig (and `info`), see fake_engines.py."""
     runner = runner or ByChoice(*by_choice)
     metrics = ServerMetrics(MODEL)
-    async with fake_engine(runner, observer=metrics, **engine) as launched:
+    async with fake_engine(runner, observer=metrics, tokenizer=tokenizer, **engine) as launched:
         given = ServeSettings(**(settings or {}))
         context = model_context(launched, tokenizer or ByteTokenizer(), metrics, given, MODEL, sampling_defaults)
         responses = ResponseStore(given.response_store, given.response_file)

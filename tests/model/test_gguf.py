@@ -142,6 +142,16 @@ def test_end_tokens_of_a_chat_are_end_tokens(tmp_path: Path) -> None:
     assert read_gguf_config(small_gguf(tmp_path, change=end_of_turn)).eos_token_ids == (1, 7)
 
 
+def test_tokens_that_end_turns_are_known_by_their_names(tmp_path: Path) -> None:
+    """As llama.cpp knows them: of Gemma 3 its converter tells the end of a text alone."""
+
+    def names(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(["a", "<eos>", "<start_of_turn>", "<end_of_turn>", "<|im_end|>"])
+        writer.add_array("tokenizer.ggml.eos_token_ids", [1, 9])
+
+    assert read_gguf_config(small_gguf(tmp_path, change=names)).eos_token_ids == (1, 9, 3, 4)
+
+
 def test_the_first_converters_told_no_rotary_base(tmp_path: Path) -> None:
     def forget(writer: gguf.GGUFWriter) -> None:
         del writer.kv_data[0]["llama.rope.freq_base"]

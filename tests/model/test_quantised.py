@@ -106,9 +106,18 @@ def test_weights_of_4_bits_are_kept_as_such_where_neighbours_share_a_scale(name:
         assert has_4_bits(parts_of(name)[1].to(dtype)) == has_four
 
 
-def test_inputs_may_say_their_group() -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
+)
+def test_no_number_of_8_bits_is_taken_without_its_scale(dtype: torch.dtype) -> None:
+    parts = {"it.weight": torch.tensor([[1.0, -0.5]]).to(dtype), "it.weight_scale": torch.tensor(3.0)}
+    found = unquantised(_COMPRESSED, parts, torch.float32, "it")
+    assert_equal(dict(found), {"it.weight": torch.tensor([[3.0, -1.5]])})
+
+
+@pytest.mark.parametrize("name", ["pack4", "pack4asym"])
+def test_inputs_may_say_their_group(name: str) -> None:
     """As compressed-tensors wrote it with `actorder: group`, until 2026."""
-    name = "pack4asym"
     parts, numbers = parts_of(name)
     order = torch.randperm(numbers.shape[1])
     found = parts[f"{name}.weight_packed"].view(torch.uint8)
@@ -116,6 +125,13 @@ def test_inputs_may_say_their_group() -> None:
     parts[f"{name}.weight_packed"] = words(codes[:, order])
     parts[f"{name}.weight_g_idx"] = (order // 32).to(torch.int32)
     assert_equal(dict(unquantised(_COMPRESSED, parts, torch.float32, "it")), {f"{name}.weight": numbers[:, order]})
+
+
+def test_inputs_of_a_byte_each_may_say_their_group() -> None:
+    codes, scale, order = torch.randint(-9, 9, (4, 8), dtype=torch.int8), torch.rand(4, 2), torch.randperm(8)
+    parts = {"it.weight": codes, "it.weight_scale": scale, "it.weight_g_idx": order // 4}
+    found = unquantised(_COMPRESSED, parts, torch.float32, "it")
+    assert_equal(dict(found), {"it.weight": codes * scale[:, order // 4]})
 
 
 @pytest.mark.parametrize(("settings", "trunk"), [(AWQ, TRUNK), (GPTQ, TRUNK), (AWQ, MOE)])
@@ -218,6 +234,9 @@ def test_a_shape_that_is_none_is_named() -> None:
         (AWQ, Quantisation("awq", bits=4)),
         (GPTQ, Quantisation("gptq", bits=4, plus_one=True)),
         ({**GPTQ, "checkpoint_format": "gptq_v2", "desc_act": True}, Quantisation("gptq", bits=4, reordered=True)),
+        ({**GPTQ, "format": "GPTQ_v2"}, Quantisation("gptq", bits=4)),
+        ({**GPTQ, "checkpoint_format": "gptq", "format": "gptq_v2"}, Quantisation("gptq", bits=4, plus_one=True)),
+        ({**AWQ, "version": "GEMM"}, Quantisation("awq", bits=4)),
         (FP8, Quantisation("fp8", block=(32, 32))),
         ({"quant_method": "fp8", "weight_block_size": None}, Quantisation("fp8")),
         ({"quant_method": "fp8"}, Quantisation("fp8", block=(128, 128))),
@@ -258,11 +277,13 @@ def test_a_configuration_says_how(settings: Any, found: Quantisation | None) -> 
         ),
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported.* name a checkpoint with unquantised"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported: gemm"),
+        ({**AWQ, "version": None, "format": "gemv"}, "format is 'gemv'; supported: gemm"),
         ({**AWQ, "bits": True}, "bits is True; supported: 4"),
         ({**GPTQ, "bits": 4.0}, "bits is 4.0; supported: 2, 4, 8"),
         ({**GPTQ, "bits": 3}, "bits is 3; supported: 2, 4, 8"),
         ({**GPTQ, "bits": [4]}, r"bits is \[4\]; supported"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        ({**GPTQ, "format": "gptq_p"}, "format is 'gptq_p'; supported: gptq, gptq_v2"),
         ({**GPTQ, "desc_act": "no"}, "desc_act is 'no': it must be true or false"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'; supported: FP8"),
         ({"quant_method": "fp8", "weight_block_size": [0, 1]}, "weight_block_size is 0"),

@@ -226,16 +226,31 @@ class SpaceCutting(ByteTokenizer):
 def test_a_space_that_begins_an_answer_is_not_cut_behind_a_prompt() -> None:
     tokenizer, entry = SpaceCutting(), TokenLogprobs(-1.0, [])
     for echo in (Echo(tokenizer, [BOS, 0, 0], "the the"), Echo(tokenizer, [BOS, 0, 0], None)):
-        update = RequestUpdate("sky", [1, EOS], [1.0, 1.0], [entry, entry], 2, 1, None, None, [None, entry, entry])
-        before = echo.text_before(update)
-        assert before == f"{echo.text} "
+        update = RequestUpdate(" sky", [1, EOS], [1.0, 1.0], [entry, entry], 2, 1, None, None, [None, entry, entry])
         offsets = CompletionLogprobs(tokenizer, True, echo)(update)["text_offset"]
-        assert offsets[-2:] == [len(echo.text), len(before + "sky")]
+        assert offsets[-2:] == [len(echo.text), len(echo.text + " sky")]
     assert Echo(tokenizer, [BOS, 0, 0, 0], "the the the").offsets() == [0, 0, 3, 7]
-    first = CompletionLogprobs(tokenizer, True)(
-        RequestUpdate("sky the", [1, 0], [1.0] * 2, [entry] * 2, 2, 1, None, None)
-    )
-    assert first["text_offset"] == [0, 3]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_goes_on_with_a_text_keeps_the_space_that_it_begins_with(stream: bool) -> None:
+    async with serving([[0], [1, EOS]], tokenizer=SpaceCutting()) as server:
+
+        async def text_of(path: str, **fields: Any) -> str:
+            if not stream:
+                [choice] = (await server.ok(path, fields))["choices"]
+                return str(choice["text"] if path == COMPLETIONS else choice["message"]["content"])
+            choices = [chunk["choices"][0] for chunk in await server.stream(path, **fields)]
+            told = (c["text"] if path == COMPLETIONS else c["delta"].get("content") for c in choices)
+            return "".join(text or "" for text in told)
+
+        assert await text_of(COMPLETIONS, prompt="ab") == " the sky"
+        assert await text_of(COMPLETIONS, prompt="ab", echo=True) == "ab the sky"
+        assert await text_of(CHAT, messages=HELLO) == "the sky"
+        begun = {"messages": [*HELLO, {"role": "assistant", "content": "ab"}], "add_generation_prompt": False}
+        assert await text_of(CHAT, **begun, continue_final_message=True) == " the sky"
+        answer = await server.complete(logprobs=0)
+    assert answer["choices"][0]["logprobs"]["text_offset"] == [0, 4, 8]
 
 
 def test_offsets_stay_inside_a_text_that_the_tokenizer_changed() -> None:

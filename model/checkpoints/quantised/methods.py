@@ -4,8 +4,8 @@
 | --- | --- |
 | `fp8` | float8_e4m3fn, a scale for all or for each block, as DeepSeek and Qwen publish them |
 | `compressed-tensors` | `float-quantized`, `int-quantized`, `naive-quantized`, `pack-quantized` of 4 and 8 bits |
-| `gptq` | 2, 4 and 8 bits, in any order of inputs (`desc_act`), `checkpoint_format` `gptq` and `gptq_v2` |
-| `awq` | 4 bits, `version` `gemm` |
+| `gptq` | 2, 4 and 8 bits, in any order of inputs (`desc_act`), `checkpoint_format` or `format` `gptq` and `gptq_v2` |
+| `awq` | 4 bits, `version` or `format` `gemm` |
 | `modelopt` | `quant_algo` `FP8` |
 
 Weights alone are read: inputs are not rounded as a file says, and its scales of the KV cache are not taken.
@@ -61,16 +61,16 @@ def parse_quantisation(config: Mapping[str, Any], where: str) -> Quantisation | 
             _only(found, "quant_algo", ("FP8",), where)
             return Quantisation(method)
         case "awq":
-            _only(found, "version", ("gemm",), where, default="gemm")
+            _layout(found, ("version", "format"), ("gemm",), where)
             _only(found, "bits", (4,), where)
             return Quantisation(method, bits=4)
         case "gptq":
-            _only(found, "checkpoint_format", ("gptq", "gptq_v2"), where, default="gptq")
+            layout = _layout(found, ("checkpoint_format", "format"), ("gptq", "gptq_v2"), where)
             bits = _only(found, "bits", _GPTQ_BITS, where)
             return Quantisation(
                 method,
                 bits=bits,
-                plus_one=found.get("checkpoint_format") != "gptq_v2",
+                plus_one=layout != "gptq_v2",
                 reordered=flag(found, "desc_act", where, default=False),
             )
         case "compressed-tensors":
@@ -111,6 +111,14 @@ def _compressed(found: Mapping[str, Any], where: str) -> Quantisation:
         block=blocks.pop() if blocks else None,
         reordered=reordered,
     )
+
+
+def _layout(found: Mapping[str, Any], fields: tuple[str, ...], allowed: tuple[str, ...], where: str) -> Any:
+    """What the first of the fields says that is there, in small letters, as in transformers; else allowed[0]."""
+    field = next((name for name in fields if found.get(name) is not None), fields[0])
+    value = found.get(field)
+    said = value.lower() if isinstance(value, str) else value
+    return _only({field: said}, field, allowed, where, default=allowed[0])
 
 
 def _only(found: Mapping[str, Any], field: str, allowed: tuple[Any, ...], where: str, default: Any = None) -> Any:

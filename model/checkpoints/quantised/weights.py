@@ -28,7 +28,7 @@ _KINDS: dict[Method, tuple[str, ...]] = {
     "awq": ("qweight",),
     "gptq": ("qweight",),
 }
-_BYTES = (torch.int8, torch.float8_e4m3fn)
+_BYTES = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 # What belongs to a quantised weight and is read with it.
 _OF_WEIGHT = {
     *("scales", "qzeros", "g_idx"),
@@ -156,9 +156,9 @@ class _Codes:
         if len(values) not in (1, outputs):
             values = values[_blocks(len(values), outputs, None if self.block is None else self.block[0])]
         values = values.expand(outputs, -1)
-        if self.group_of is not None and not (self.group_of < 0).all():
-            return values[:, self.group_of.long()]
         groups = values.shape[1]
+        if groups > 1 and self.group_of is not None and not (self.group_of < 0).all():
+            return values[:, self.group_of.long()]
         if groups not in (1, inputs) and (self.block is not None or inputs % groups):
             return values[:, _blocks(groups, inputs, None if self.block is None else self.block[1])]
         return values
@@ -171,10 +171,12 @@ class _Codes:
 
 
 def _of_bytes(parts: _Parts, block: tuple[int, int] | None) -> _Codes:
-    """weight [out, in] of a byte each; weight_scale or weight_scale_inv of all, of outputs, groups or blocks."""
+    """weight [out, in] of a byte each; weight_scale or weight_scale_inv of all, of outputs, groups or blocks;
+    weight_g_idx [in], the group of each input."""
     scale, zero = parts.get("weight_scale_inv"), parts.get("weight_zero_point")
     scale = parts["weight_scale"] if scale is None else scale
-    return _Codes(parts["weight"], torch.zeros(1) if zero is None else zero, scale, block)
+    zero = torch.zeros(1) if zero is None else zero
+    return _Codes(parts["weight"], zero, scale, block, group_of=parts.get("weight_g_idx"))
 
 
 def _packed(parts: _Parts) -> _Codes:
