@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hamburger.model.checkpoints.quantised.methods import parse_quantisation
-from hamburger.model.checkpoints.sources import BUILTIN, ModelSource, embedded_gguf, read_json
+from hamburger.model.checkpoints.quantised.methods import parse_quantisation, read_config
+from hamburger.model.checkpoints.sources import BUILTIN, ModelSource, embedded_gguf
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.tensor_shapes import JOINED, tensor_shapes
 
@@ -20,8 +20,7 @@ def four_bit_linears(source: ModelSource, trunk: TrunkConfig) -> set[str]:
         return _of_gguf(source.path if source.kind == "gguf" else embedded_gguf(), trunk)
     if folder is None or source.kind == "lightning":
         return set()
-    config = read_json(folder / "config.json")
-    found = parse_quantisation(config, str(folder / "config.json"))
+    found = parse_quantisation(read_config(folder), str(folder / "config.json"))
     if found is None or found.bits != 4 or found.reordered:
         return set()
     names = tensor_shapes(ModelConfig(trunk=trunk))

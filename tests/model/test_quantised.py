@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,30 @@ def test_a_folder_of_fp8_is_read_as_transformers_reads_it(tmp_path: Path) -> Non
     ).state_dict()
     ours = load(folder).tensors
     assert_equal(ours, {name: theirs[name] for name in ours})
+
+
+def test_modelopt_may_say_it_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """As of nvidia/Llama-3.1-8B-Instruct-FP8: config.json says nothing of it."""
+    held, numbers = Tensors(), random_tensors(ModelConfig(trunk=TRUNK))
+    for name, tensor in numbers.items():
+        if not name.endswith("_proj.weight"):
+            held[name] = tensor
+            continue
+        linear, scale = name.removesuffix(".weight"), tensor.abs().max() / 448
+        held[name] = (tensor / scale).to(torch.float8_e4m3fn)
+        held[f"{linear}.weight_scale"], held[f"{linear}.input_scale"] = scale, torch.tensor(0.1)
+        numbers[name] = held[name].float() * scale
+    folder, beside = (
+        save_hf(tmp_path / "small", ModelConfig(trunk=TRUNK), held),
+        tmp_path / "small/hf_quant_config.json",
+    )
+    says = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    beside.write_text(json.dumps({"producer": {"name": "modelopt", "version": "0.15.0"}, "quantization": says}))
+    assert_equal(load(folder).tensors, numbers)
+    for found, message in (({**says, "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'"), ("FP8", "quantization is no")):
+        beside.write_text(json.dumps({"quantization": found}))
+        with pytest.raises(CheckpointError, match=f"hf_quant_config.json: .*{message}"):
+            load(folder)
 
 
 def test_biases_of_zeros_that_autogptq_wrote_are_left_out(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hamburger.model.checkpoints.config.kinds import ACTIVATIONS, KINDS
 from hamburger.model.checkpoints.config.rope import parse_local_theta, parse_rope, rope_json
 from hamburger.model.checkpoints.config.values import flag, positive, whole
 from hamburger.model.checkpoints.experts import experts_json, parse_experts
-from hamburger.model.checkpoints.quantised.methods import parse_quantisation
+from hamburger.model.checkpoints.quantised.methods import parse_quantisation, read_config
 from hamburger.model.checkpoints.relatives import RELATIVES, retold_config
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
 from hamburger.model.config import TrunkConfig
@@ -24,7 +24,7 @@ def read_trunk_config(folder: Path) -> TrunkConfig:
 
     Raises CheckpointError that names the field which is missing or not supported.
     """
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     generation = folder / "generation_config.json"
     if generation.is_file() or generation.is_symlink():  # a link to nothing is told
         end = read_json(generation).get("eos_token_id")

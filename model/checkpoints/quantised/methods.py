@@ -6,7 +6,7 @@
 | `compressed-tensors` | `float-quantized`, `int-quantized`, `naive-quantized`, `pack-quantized` of 4 and 8 bits |
 | `gptq` | 2, 4 and 8 bits, in any order of inputs (`desc_act`), `checkpoint_format` or `format` `gptq` and `gptq_v2` |
 | `awq` | 4 bits, `version` or `format` `gemm` |
-| `modelopt` | `quant_algo` `FP8` |
+| `modelopt` | `quant_algo` `FP8`; in `hf_quant_config.json`, too, where older versions say it |
 
 Weights alone are read: inputs are not rounded as a file says, and its scales of the KV cache are not taken.
 """
@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from hamburger.model.checkpoints.config.values import flag, whole
-from hamburger.model.checkpoints.sources import CheckpointError
+from hamburger.model.checkpoints.sources import CheckpointError, read_json
 
 _REMEDY = "name a checkpoint with unquantised weights, or one of another method"
 _FORMATS = ("dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 _PACKED_BITS = (4, 8)
+_OF_MODELOPT = "hf_quant_config.json"
 _FP8_BLOCK = (128, 128)  # of transformers, where a file does not say
 _GPTQ_BITS = (2, 4, 8)
 
@@ -43,6 +45,20 @@ class Quantisation:
     block: tuple[int, int] | None = None
     plus_one: bool = False
     reordered: bool = False
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json, with the quantization_config that older versions of ModelOpt wrote into a file of its own. Raises
+    CheckpointError."""
+    config, beside = read_json(folder / "config.json"), folder / _OF_MODELOPT
+    if config.get("quantization_config") or not beside.is_file():
+        return config
+    found = read_json(beside).get("quantization")
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{beside}: quantization is no object.")
+    config = {**config, "quantization_config": {"quant_method": "modelopt", **found}}
+    parse_quantisation(config, str(beside))  # what cannot be read is that file's
+    return config
 
 
 def parse_quantisation(config: Mapping[str, Any], where: str) -> Quantisation | None:
