@@ -4,8 +4,9 @@ is streamed as it comes, and what it holds is no call.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from hamburger.server.tools.tool_parsers import MARKERS, Family, Parsed, Parser, parser_of
 from hamburger.server.tools.value_ends import ValueEnds
@@ -13,13 +14,13 @@ from hamburger.server.tools.value_ends import ValueEnds
 _MOST_BEGINNING = 300  # characters of a call before its arguments, with the white space that a grammar allows
 
 
-def answer_or_calls_parser(family: Family, names: Collection[str]) -> Parser:
-    """names: the tools that may be called."""
+def answer_or_calls_parser(family: Family, schemas: Mapping[str, Mapping[str, Any]]) -> Parser:
+    """schemas: of the arguments of the tools that may be called, by their names."""
     markers = MARKERS[family][:1]
     heads: tuple[str, ...] = ()
     if family in ("json", "llama3"):
-        heads = tuple(f'{{"name":"{name}","{key}":{{' for name in names for key in ("arguments", "parameters"))
-    return partial(_parsed, markers=markers, heads=heads, calls=parser_of(family, names))
+        heads = tuple(f'{{"name":"{name}","{key}":{{' for name in schemas for key in ("arguments", "parameters"))
+    return partial(_parsed, markers=markers, heads=heads, calls=parser_of(family, schemas))
 
 
 def _parsed(

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from hamburger.engine.types.errors import cut
 from hamburger.server.schema import ListOf, Schema, one_of
-from hamburger.server.tools.tool_parsers import utf8
+from hamburger.server.tools.json_calls import utf8
 
 MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]  # as Anthropic has it; OpenAI's have 64

@@ -7,7 +7,8 @@ no call is text, and a call behind a later one is a call.
 
 | family  | written as                                                                  |
 | ------- | --------------------------------------------------------------------------- |
-| hermes  | <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated (Qwen too) |
+| hermes  | <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated (Qwen too), or tags within |
+|         | (tag_calls.py)                                                              |
 | llama3  | {"name": ..., "parameters": {...}}, several with ";" between, after <|python_tag|> or not |
 | mistral | [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...}, perhaps with |
 |         | [CALL_ID]id before [ARGS] |
@@ -16,13 +17,14 @@ no call is text, and a call behind a later one is a call.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+from hamburger.server.tools.json_calls import Found, ToolCall, calls_at, skip
+from hamburger.server.tools.tag_calls import FUNCTION, tag_call
 from hamburger.server.tools.value_ends import ValueEnds
 
 Family = Literal["hermes", "llama3", "mistral", "json"]
@@ -36,14 +38,6 @@ MARKERS: dict[Family, tuple[str, ...]] = {
     "mistral": (MISTRAL_BEGIN, MISTRAL_ARGS),
     "json": (),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """arguments: JSON text, as far as it is there."""
-
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +59,22 @@ def family_of(chat_template: str | None) -> Family:
     return "json"
 
 
-def parser_of(family: Family, names: Collection[str]) -> Parser:
-    """names: the tools there are; JSON without a marker is only a call if it names one of them."""
+def parser_of(family: Family, schemas: Mapping[str, Mapping[str, Any]]) -> Parser:
+    """schemas: of the tools' arguments, by their names. JSON without a marker must name one of them."""
     match family:
         case "hermes":
-            return partial(_marked, begin=HERMES_BEGIN, end=HERMES_END, find=_any_calls)
+            return partial(_marked, begin=HERMES_BEGIN, end=HERMES_END, find=partial(_hermes_calls, schemas=schemas))
         case "mistral":
             return partial(_marked, begin=MISTRAL_BEGIN, find=_mistral_calls)
         case "llama3":
-            return partial(_bare, names=names, marker=LLAMA_BEGIN)
+            return partial(_bare, names=schemas, marker=LLAMA_BEGIN)
         case "json":
-            return partial(_bare, names=names, marker=None)
+            return partial(_bare, names=schemas, marker=None)
 
 
 def list_parser(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
     """A JSON list of calls and nothing else, as a grammar made it (tool_choice: required)."""
-    found = _calls(text, 0, None, ends)
+    found = calls_at(text, 0, None, ends)
     return Parsed("", found.calls)
 
 
@@ -89,16 +83,7 @@ def arguments_parser(name: str) -> Parser:
     return lambda text, is_final, ends: Parsed("", [ToolCall(name, text)] if text else [])
 
 
-@dataclass(slots=True)
-class _Found:
-    """Calls from one place on. end: where they end, None if more may come. is_broken: there is no call there."""
-
-    calls: list[ToolCall] = field(default_factory=list)
-    end: int | None = None
-    is_broken: bool = False
-
-
-_Find = Callable[[str, int, bool, ValueEnds], _Found]  # the calls at one place of a text
+_Find = Callable[[str, int, bool, ValueEnds], Found]  # the calls at one place of a text
 
 
 def _marked(
@@ -131,7 +116,7 @@ def _marked(
         if found.end is None:
             return Parsed(content, calls)
         start = found.end
-        behind = _skip(text, start)
+        behind = skip(text, start)
         if end and text.startswith(end, behind):
             start = behind + len(end)
         elif end.startswith(text[behind:]) and not is_final:
@@ -143,142 +128,56 @@ def _marked(
 
 def _bare(text: str, is_final: bool, ends: ValueEnds, *, names: Collection[str], marker: str | None) -> Parsed:
     """Calls are all that the text holds, or what stands behind the marker."""
-    begin = _skip(text, 0)
+    begin = skip(text, 0)
     start, calls = 0, list[ToolCall]()
     if not is_final and re.fullmatch(r"(`{1,2}|```(j(s(on?)?)?)?\s*)?", text[begin:]):
         return Parsed("")
     if text[begin : begin + 1] in ("{", "[", "`"):
         fence = re.compile(r"```(?:json)?\s*").match(text, begin)
-        found = _calls(text, fence.end() if fence else begin, names, ends)
+        found = calls_at(text, fence.end() if fence else begin, names, ends)
         if not found.is_broken and (found.calls or not is_final):
             if found.end is None:
                 return Parsed("", found.calls)
-            start, calls = _skip(text, found.end), found.calls
+            start, calls = skip(text, found.end), found.calls
             if fence and not is_final and "```".startswith(text[start:]):
                 return Parsed("", calls)
             if fence and text.startswith("```", start):
-                start = _skip(text, start + 3)
+                start = skip(text, start + 3)
     if marker is None:
         return Parsed(text[start:], calls)
     return _marked(text, is_final, ends, begin=marker, find=_any_calls, start=start, calls=calls)
 
 
-def _any_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> _Found:
-    return _calls(text, at, None, ends)
+def _any_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> Found:
+    return calls_at(text, at, None, ends)
 
 
-def _mistral_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> _Found:
-    at = _skip(text, at)
+def _hermes_calls(
+    text: str, at: int, is_final: bool, ends: ValueEnds, *, schemas: Mapping[str, Mapping[str, Any]]
+) -> Found:
+    at, found = skip(text, at), Found()
+    while text.startswith(FUNCTION, at):
+        one = tag_call(text, at, ends, schemas)
+        if one.is_broken and found.calls:
+            return found
+        found = Found([*found.calls, *one.calls], one.end, one.is_broken)
+        if found.end is None:
+            return found
+        at = skip(text, found.end)
+    if FUNCTION.startswith(text[at:]) and not is_final:  # another one may come
+        return Found(found.calls)
+    return found if found.calls else calls_at(text, at, None, ends)
+
+
+def _mistral_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> Found:
+    at = skip(text, at)
     word = r'[^\s\[\]{}"]'
     if named := re.compile(rf"({word}+)\s*(?:\[CALL_ID\]{word}*)?(?:\[ARGS\])?\s*(?=\{{)").match(text, at):
         end = ends.of(text, named.end())
-        return _Found([ToolCall(named[1], text[named.end() : end])], end)
+        return Found([ToolCall(named[1], text[named.end() : end])], end)
     if not is_final and re.compile(rf"{word}*\s*(\[CALL_ID\]{word}*)?(\[[A-Z_]*\]?)?\s*$").match(text, at):
-        return _Found()
-    return _calls(text, at, None, ends)
-
-
-def _calls(text: str, start: int, names: Collection[str] | None, ends: ValueEnds) -> _Found:
-    """An object, or a list of objects, or objects with `;` or `,` between them. names: None for any."""
-    found, at = _Found(), _skip(text, start)
-    in_list = text.startswith("[", at)
-    if in_list:
-        at = _skip(text, at + 1)
-    while at < len(text):
-        if in_list and text[at] == "]":
-            found.end, found.is_broken = at + 1, not found.calls
-            return found
-        call, end, is_broken = _call(text, at, ends)
-        if is_broken or (call is not None and names is not None and call.name not in names):
-            found.is_broken = not found.calls
-            found.end = at if found.calls else None
-            return found
-        if call is not None:
-            found.calls.append(call)
-        if end is None:
-            return found
-        at = _skip(text, end)
-        if at < len(text) and text[at] in (",;" if not in_list else ","):
-            at = _skip(text, at + 1)
-        elif not in_list and text[at : at + 1] != "{":
-            found.end = end
-            return found
-    if found.calls and not in_list:
-        found.end = at
-    return found
-
-
-def _call(text: str, at: int, ends: ValueEnds) -> tuple[ToolCall | None, int | None, bool]:
-    """The call that an object at `at` is: (the call, once its name is known; its end; whether it cannot be one).
-
-    A call that was sent stays one: where the JSON breaks after its name, it ends. Of a key that is there twice the
-    first counts.
-    """
-    if text[at] != "{":
-        return None, None, True
-    name: str | None = None
-    arguments: str | None = None
-    at = _skip(text, at + 1)
-    while at < len(text) and text[at] != "}":
-        key_end = ends.of(text, at) if text[at] == '"' else at
-        colon = len(text) if key_end is None else _skip(text, key_end)
-        start = _skip(text, colon + 1)
-        if colon < len(text) and text[colon] != ":":
-            return _made(name, arguments), at, name is None
-        if key_end is None or start >= len(text):
-            return _made(name, arguments), None, False
-        key, end = _string(text[at:key_end]), ends.of(text, start)
-        if key == "name" and name is None:
-            name = _string(text[start:end]) if end is not None else None
-            if text[start] != '"' or (end is not None and name is None):
-                return None, None, True
-        elif key in ("arguments", "parameters") and arguments is None:
-            arguments = _arguments(text, start, end)
-        if end is None:
-            return _made(name, arguments), None, False
-        at = _skip(text, end)
-        if at < len(text) and text[at] == ",":
-            at = _skip(text, at + 1)
-        elif at < len(text) and text[at] != "}":
-            return _made(name, arguments), at, name is None
-    if at >= len(text):
-        return _made(name, arguments), None, False
-    if name is None:
-        return None, None, True
-    return ToolCall(name, "{}" if arguments is None else arguments), at + 1, False
-
-
-def _made(name: str | None, arguments: str | None) -> ToolCall | None:
-    return None if name is None else ToolCall(name, arguments or "")
-
-
-def _arguments(text: str, start: int, end: int | None) -> str:
-    """The text of the arguments at `start`; some models write it as a JSON string, which is given once it is whole."""
-    if text[start] == '"':
-        return "" if end is None else _string(text[start:end]) or "{}"
-    if text[start] in "{[":
-        return text[start:end]
-    return "" if end is None else "{}"  # null, and what no arguments can be
-
-
-def _string(literal: str) -> str | None:
-    try:
-        value = json.loads(literal, strict=False)
-    except ValueError:
-        return None
-    return utf8(value) if isinstance(value, str) else None
-
-
-def utf8(text: str) -> str:
-    """An escape can spell half a surrogate pair, which no UTF-8 has."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _skip(text: str, at: int) -> int:
-    """The first place from `at` on that is no white space."""
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
+        return Found()
+    return calls_at(text, at, None, ends)
 
 
 def _settled(text: str, marker: str) -> str:

@@ -48,7 +48,6 @@ class ToolUse:
         self._is_narrowed = len(self._functions) < len(functions)
         self._is_named = isinstance(choice, NamedChoice)
         mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
-        names = [function.name for function in self._functions]
         self.parser: Parser
         if self._is_named:
             [function] = self._functions
@@ -59,7 +58,8 @@ class ToolUse:
             self.parser = list_parser
         else:
             self.form = form
-            self.parser = parser_of(family, names) if form is None else answer_or_calls_parser(family, names)
+            asked = {function.name: function.arguments_schema() for function in self._functions}
+            self.parser = parser_of(family, asked) if form is None else answer_or_calls_parser(family, asked)
 
     def schemas(self) -> dict[str, dict[str, Any]]:
         """What holds a call's arguments, by the names of the functions that may be called."""

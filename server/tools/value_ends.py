@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 _OUTSIDE = re.compile(r'[^"{}\[\]]*')
 _INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _WORD = re.compile(r"[^\s,\]}:;]*")
 
 
+class GrownText(NamedTuple):
+    """A value between tags: how far it is told, as JSON, and where its closing tag has ended; None: it may go on."""
+
+    reached: int
+    json: str
+    end: int | None = None
+
+
 class ValueEnds:
     """Of one text. Each call of a long tool call's stream would else scan all arguments so far.
 
     no_calls: by where text begins that is no call, how far it is known to hold none (tool_parsers.py).
+    texts: by where a value between tags begins (tag_calls.py).
     """
 
     def __init__(self) -> None:
         self.no_calls: dict[int, int] = {}
+        self.texts: dict[int, GrownText] = {}
         self._known: dict[int, int] = {}  # by where a value begins
         self._begin = -1  # of the value that was scanned last, and had no end yet
         self._at = self._depth = 0

@@ -72,7 +72,7 @@ def test_each_step_makes_its_models_gpu_the_current_one(monkeypatch: pytest.Monk
     """Another model may have been loaded onto another GPU since, and a thread begins with the first."""
     with pretended_gpu(monkeypatch):
         core = core_of(random_model(MODELS["plain_base"], device=GPU))
-        current = []
+        current: list[torch.device] = []
         monkeypatch.setattr(torch.cuda, "set_device", current.append)
         steps = play(core, requests(1)[:1]).seen["steps"]
     assert current == [GPU] * steps

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hamburger.server.tools import tool_parsers, value_ends
+from hamburger.server.tools.json_calls import ToolCall, calls_at
 from hamburger.server.tools.tool_fields import Function, Tool
-from hamburger.server.tools.tool_parsers import Family, Parser, ToolCall, family_of, list_parser, parser_of
+from hamburger.server.tools.tool_parsers import Family, Parser, family_of, list_parser, parser_of
 from hamburger.server.tools.tool_use import ToolUse
 from hamburger.server.tools.value_ends import ValueEnds
 from streamed_calls import deltas
 
 NAMES = ("get_weather", "add")
+SCHEMAS: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
 ARGS = '{"city": "Zürich \\"old\\" {town}", "days": [1, {"x": null}]}'
 W = ToolCall("get_weather", ARGS)
 A = ToolCall("add", '{"a":1}')
@@ -105,7 +107,7 @@ CASES: list[tuple[Family, str, str, list[ToolCall]]] = [
 
 @pytest.mark.parametrize(("family", "text", "content", "calls"), CASES)
 def test_a_whole_text(family: Family, text: str, content: str, calls: list[ToolCall]) -> None:
-    parsed = parser_of(family, NAMES)(text, True, ValueEnds())
+    parsed = parser_of(family, SCHEMAS)(text, True, ValueEnds())
     assert parsed.calls == calls
     assert parsed.content == content
 
@@ -195,14 +197,14 @@ def test_arguments_are_scanned_once_however_long_they_get(
 @pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
 def test_markers_that_begin_no_call_are_looked_at_once(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model may repeat one for ever."""
-    looked, calls = 0, tool_parsers._calls
+    looked, calls = 0, calls_at
 
     def counted(*args: Any) -> Any:
         nonlocal looked
         looked += 1
         return calls(*args)
 
-    monkeypatch.setattr(tool_parsers, "_calls", counted)
+    monkeypatch.setattr("hamburger.server.tools.tool_parsers.calls_at", counted)
     stream, marker = use_of(family).stream(), tool_parsers.MARKERS[family][0]
     stream.add(f'{marker}{{"name": "add"}}', is_final=False)  # is one
     for _ in range(500):
@@ -227,7 +229,7 @@ def test_any_arguments_come_back_as_they_were_written(value: Any) -> None:
             ("mistral", f"[TOOL_CALLS]add[ARGS]{arguments}"),
             ("json", f'{{"name": "add", "arguments": {arguments}}}'),
         ):
-            parser: Parser = parser_of(family, NAMES)  # type: ignore[arg-type]
+            parser: Parser = parser_of(family, SCHEMAS)  # type: ignore[arg-type]
             assert parser(text, True, ValueEnds()).calls == [ToolCall("add", arguments)]
 
 
@@ -261,6 +263,6 @@ def test_the_family_is_read_from_the_template(template: str | None, family: Fami
 
 def test_half_a_surrogate_pair_is_replaced() -> None:
     text = r'<tool_call>{"name": "add", "arguments": "{\"a\": \"\ud83d\"}"}</tool_call>'
-    [call] = parser_of("hermes", NAMES)(text, True, ValueEnds()).calls
+    [call] = parser_of("hermes", SCHEMAS)(text, True, ValueEnds()).calls
     assert json.loads(call.arguments) == {"a": "\ufffd"}
     call.arguments.encode()

@@ -1,0 +1,138 @@
+"""Calls that are written as tags, as Qwen3-Coder does. Text in, a name and JSON out.
+
+    <function=NAME>
+    <parameter=KEY>
+    VALUE
+    </parameter>
+    </function>
+
+A value is text: the function's schema says what it is as JSON. Where that is text alone it is given as it grows, else
+once it is whole. What comes last may be left out: `</function>`, if something else follows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from hamburger.server.tools.json_calls import Found, ToolCall, skip
+from hamburger.server.tools.value_ends import GrownText, ValueEnds
+
+FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_KINDS = {
+    str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"
+}  # fmt: skip
+_TEXT = frozenset(["string"])
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # as some models write them
+
+
+def tag_call(text: str, at: int, ends: ValueEnds, schemas: Mapping[str, Mapping[str, Any]]) -> Found:
+    """The call whose `<function=` is at `at`, if it is one. schemas: of the functions' arguments, by their names."""
+    name, at = _named(text, at + len(FUNCTION))
+    if name is None:
+        return Found(is_broken=at >= 0)
+    found = schemas.get(name, {}).get("properties")
+    properties: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    parts: dict[str, str] = {}  # of a key that is there twice the first counts
+    while True:
+        begin = skip(text, at)
+        if text.startswith(_PARAMETER, begin):
+            key, start = _named(text, begin + len(_PARAMETER))
+            if key is None and start < 0:
+                return Found([ToolCall(name, _arguments(parts))])
+            if key is not None:
+                value, end = _value(text, start, ends, _kinds(properties[key]) if key in properties else _TEXT)
+                if value:
+                    parts.setdefault(key, f"{json.dumps(key, ensure_ascii=False)}: {value}")
+                if end is None:
+                    return Found([ToolCall(name, _arguments(parts))])
+                at = end
+                continue
+        elif text.startswith(_FUNCTION_END, begin):
+            return Found([ToolCall(name, _arguments(parts) + "}")], begin + len(_FUNCTION_END))
+        elif any(tag.startswith(text[begin : begin + len(tag)]) for tag in (_PARAMETER, _FUNCTION_END)):
+            return Found([ToolCall(name, _arguments(parts))])
+        return Found([ToolCall(name, _arguments(parts) + "}")], at)
+
+
+def _arguments(parts: Mapping[str, str]) -> str:
+    return "{" + ", ".join(parts.values())
+
+
+def _named(text: str, at: int) -> tuple[str | None, int]:
+    """The name that `>` ends, and where it has ended; None, and -1 while it may come, else `at`."""
+    end = text.find(">", at)
+    name = text[at:] if end < 0 else text[at:end]
+    if "\n" in name or "<" in name or not (name or end < 0):
+        return None, at
+    return (None, -1) if end < 0 else (name, end + 1)
+
+
+def _value(text: str, start: int, ends: ValueEnds, kinds: Collection[str]) -> tuple[str, int | None]:
+    """The JSON of the value that begins at `start`, as far as it is there, and where its tag has ended."""
+    is_text = kinds == _TEXT
+    if start == len(text):
+        return '"' if is_text else "", None
+    begin = start + text.startswith("\n", start)
+    known = ends.texts.get(start, GrownText(begin, '"'))
+    if known.end is None:
+        close = text.find(_PARAMETER_END, known.reached)
+        if close < 0 and not is_text:
+            return "", None
+        last = _end_of_text(text, known.reached, close)
+        value = known.json + _escaped(text[known.reached : last]) if is_text else _as_json(text[begin:last], kinds)
+        known = GrownText(last, value)
+        if close >= 0:
+            known = GrownText(last, value + '"' if is_text else value, close + len(_PARAMETER_END))
+        ends.texts[start] = known
+    return known.json, known.end
+
+
+def _end_of_text(text: str, start: int, close: int) -> int:
+    """Of a value from `start` on, without the line break before its closing tag. close: where that stands; below 0:
+    what may be its beginning is left out."""
+    if close >= 0:
+        return close - (close > start and text[close - 1] == "\n")
+    for size in range(min(len(_PARAMETER_END) + 1, len(text) - start), 0, -1):
+        if any(tag.startswith(text[-size:]) for tag in (f"\n{_PARAMETER_END}", _PARAMETER_END)):
+            return len(text) - size
+    return len(text)
+
+
+def _as_json(text: str, kinds: Collection[str]) -> str:
+    """A value that is not text alone: JSON of one of these kinds (of none: of any), else a string."""
+    told = _PYTHON.get(text.strip(), text.strip())
+    try:
+        kind = _KINDS[type(json.loads(told, parse_constant=_refuse))]
+    except (ValueError, RecursionError):
+        kind = "string"
+    is_fitting = not kinds or kind in kinds or (kind == "integer" and "number" in kinds)
+    return told if kind != "string" and is_fitting else f'"{_escaped(text)}"'
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON.")
+
+
+def _kinds(schema: Any, levels: int = 3) -> frozenset[str]:
+    """The types that a schema lets a value have; empty for any. levels: of choices within choices."""
+    if not isinstance(schema, Mapping) or not levels:
+        return frozenset()
+    if isinstance(found := schema.get("type"), str):
+        return frozenset([found])
+    if isinstance(found, list):
+        return frozenset(kind for kind in found if isinstance(kind, str))
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return frozenset(_KINDS[type(value)] for value in values)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(key), list):
+            kinds = [_kinds(option, levels - 1) for option in options]
+            return frozenset().union(*kinds) if all(kinds) else frozenset()
+    return frozenset()
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
