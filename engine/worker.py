@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import logging
 import os
 import queue
 import socket
@@ -22,7 +21,7 @@ from typing import Any, cast
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.hosts.engine_loop import LORA_THREAD, Inbox, run_loop
-from hamburger.engine.logs import LogFormat, configure_logging, secrets_of_environment
+from hamburger.engine.logs import BackgroundHandler, LogFormat, configure_logging, secrets_of_environment
 from hamburger.engine.process_usage import keep_giving_back
 from hamburger.engine.ranks.ranks import OnLost
 from hamburger.engine.transport.engine_process import FAILED, failed_message, set_up_process
@@ -39,7 +38,8 @@ _UNUSED_SECONDS = 60.0  # after which a compiled grammar is forgotten
 def main(argv: list[str]) -> int:
     connection = set_up_process(int(argv[1]))
     secrets = secrets_of_environment(os.environ)
-    configure_logging(argv[3], cast(LogFormat, argv[4]), logging.StreamHandler(), secrets)
+    log = BackgroundHandler()
+    configure_logging(argv[3], cast(LogFormat, argv[4]), log, secrets)
     incoming = frames(connection)
     outbox = Outbox(connection)
     inbox: Inbox = queue.SimpleQueue()
@@ -59,6 +59,7 @@ def main(argv: list[str]) -> int:
         final_message = Ended()
     except BaseException as error:  # whatever it is, who waits must hear of it
         final_message = failed_message(error)
+    log.close()  # who hears of the end may end this process at once
     outbox.put(final_message)
     outbox.close()
     return 0 if isinstance(final_message, Ended) else FAILED

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from async_engine import collect
+from fakes import ByteTokenizer
+from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.logs import BackgroundHandler, JsonFormatter, TextFormatter, configure_logging, escaped
+from hamburger.engine.request import GenerationRequest
+from hamburger.engine.types.errors import EngineDead
+from hamburger.engine.types.sampling_params import SamplingParams
+from processes import host_of, let_workers_find_builders
 
 FORGED = 'x\n2026-01-01T00:00:00.000Z ERROR hamburger: forged\r\x1b[2J\u2028\u202e"} {"level": "error'
 
@@ -149,3 +158,36 @@ def test_a_reader_that_has_gone_stops_nobody() -> None:
     stream.close()
     handler.handle(record("to nobody"))
     handler.close()
+
+
+async def test_an_engine_whose_log_nobody_reads_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_workers_find_builders(monkeypatch)
+    (reader, writer), kept = os.pipe(), os.dup(2)
+    os.dup2(writer, 2)
+    try:
+        async with asyncio.timeout(20):
+            engine = await AsyncEngine.launch(host_of("talkative"), ByteTokenizer())
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(writer)
+    try:
+        [stream] = engine.submit([GenerationRequest("a", [1], SamplingParams(max_tokens=3, seed=0, ignore_eos=True))])
+        updates = await collect(stream)
+        assert sum(len(update.token_ids) for update in updates) == 3
+    finally:
+        os.close(reader)
+        await engine.shutdown(0)
+
+
+async def test_why_an_engine_ended_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Though whoever hears of it ends the process at once."""
+    let_workers_find_builders(monkeypatch)
+    engine = await AsyncEngine.launch(host_of("raise"), ByteTokenizer())
+    [stream] = engine.submit([GenerationRequest("a", [1], SamplingParams(seed=0, ignore_eos=True))])
+    with pytest.raises(EngineDead):
+        await collect(stream)
+    await engine.shutdown(0)
+    assert "ValueError: a broken kernel" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -86,8 +87,9 @@ def break_frames(kind: str, fault: str) -> None:
 
 
 def build(args: EngineArgs, on_progress: Callable[[str], None], on_lost: OnLost) -> tuple[EngineCore, EngineInfo]:
-    """model: `cases SEED` for the random cases of reference.py, `slow` for endless answers, `endless load` for one that
-    never ends to read its adapters, `frames KIND FAULT` for endless answers with broken frames, else a trouble."""
+    """model: `cases SEED` for the random cases of reference.py, `slow` for endless answers, `talkative` for those with
+    many lines in the log, `endless load` for one that never ends to read its adapters, `frames KIND FAULT` for endless
+    answers with broken frames, else a trouble."""
     name = args.model or ""
     if name.startswith("frames"):
         _, kind, fault = name.split(maxsplit=2)
@@ -115,6 +117,10 @@ def build(args: EngineArgs, on_progress: Callable[[str], None], on_lost: OnLost)
         return fake_core(ScriptedRunner(), config, loras=CoreLoras(HeldFolders(), 1)), fake_info(config)
     if name == "late end":
         threading.Thread(target=hang_for_the_test).start()
+        name = "slow"
+    if name == "talkative":
+        for _ in range(200):
+            logging.getLogger("hamburger").warning("%s", "x" * 1000)
         name = "slow"
     if name == "slow":
         return fake_core(_Slow(eos_chance=0), config), fake_info(config)
