@@ -69,7 +69,7 @@ export class Chat {
       radio.addEventListener("change", () => this.#show(radio.value));
     }
     this.#show(this.store.settings.shown ?? "passes");
-    window.addEventListener("pagehide", () => this.#growing && this.#keep(this.#growing));
+    window.addEventListener("pagehide", () => this.#leave());
     window.addEventListener("pageshow", (event) => event.persisted && this.#follow(null)); // it heard nothing meanwhile
     window.addEventListener("storage", (event) => this.#follow(event.key));
   }
@@ -93,6 +93,13 @@ export class Chat {
 
   stop() {
     this.#running?.abort();
+  }
+
+  /** What the answer that grows has so far is kept; should the page live on, its end says otherwise. */
+  #leave() {
+    if (!this.#growing) return;
+    this.#growing.messages.at(-1).finish = "left";
+    this.#keep(this.#growing);
   }
 
   #open(conversation) {

@@ -145,7 +145,7 @@ export class AnswerNode {
   }
 }
 
-const ENDS = { length: "cut at the limit", stopped: "stopped by you", content_filter: "cut" };
+const ENDS = { length: "cut at the limit", stopped: "stopped by you", left: "cut, as the page was left", content_filter: "cut" };
 
 /** "24 tokens in 18 passes (1.33 a pass) · 24 slots · 61 tokens/s". */
 function summary({ usage, seconds, finish, model, groups }) {

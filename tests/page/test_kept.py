@@ -51,6 +51,19 @@ async def test_two_tabs_take_nothing_from_each_other() -> None:
         await expect(listed(second)).to_have_text(["second"])
 
 
+async def test_an_answer_that_the_page_left_is_kept_as_it_was_and_says_so() -> None:
+    gate = StepGate()
+    async with serving(runner=ByChoice([[97, 98]] * 100, gate=gate)) as server, browsing(server.app) as visit:
+        answer = await visit.send("hello")
+        gate.step()
+        gate.step()
+        await expect(answer.locator(".pass").first).to_have_text("ab")
+        await visit.page.reload()
+        await expect(visit.answers.locator(".pass").first).to_have_text("ab")
+        await expect(visit.answers.locator(".stats")).to_contain_text("cut, as the page was left")
+        gate.set()
+
+
 async def test_a_tab_that_heard_nothing_still_takes_nothing() -> None:
     async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
         first = visit.page
