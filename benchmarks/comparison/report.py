@@ -97,15 +97,18 @@ class Results:
             parts.append("Failed:\n" + "\n".join(lines))
         return "\n\n".join(parts) + "\n"
 
+    @property
+    def _rounds(self) -> int:
+        return len({cell.round for cell in self.cells})
+
     def _heading(self) -> str:
         facts = ", ".join(f"{key} {value}" for key, value in self.machine.items())
         bandwidth = (
             f"{max(self.bandwidths) / 1e9:.1f} GB/s read at best" if self.bandwidths else "bandwidth not measured"
         )
-        rounds = len({cell.round for cell in self.cells})
         return (
             f"# Beside others\n\n{facts}; {bandwidth}; contexts of {self.settings.get('context')} tokens; medians of "
-            f"{rounds} round{'s' * (rounds > 1)}."
+            f"{self._rounds} round{'s' * (self._rounds > 1)}."
         )
 
     def _figures(self, streams: int) -> str:
@@ -116,7 +119,13 @@ class Results:
             if any(cell.figures for cell in cells):
                 found = self.medians(cells)
                 lines.append(row([name, *(number(found[key], *COLUMNS[key][1:]) for key in COLUMNS)]))
-        return "\n".join(lines)
+        return "\n".join(lines) + self._fewer_rounds(streams)
+
+    def _fewer_rounds(self, streams: int) -> str:
+        """Whose medians are of fewer rounds than the heading says: it failed, or the run has not come further."""
+        measured = {name: sum(cell.figures is not None for cell in self.of(streams, name)) for name in self.names}
+        fewer = [f"{name} {count}" for name, count in measured.items() if 0 < count < self._rounds]
+        return f"\n\nOf fewer rounds: {', '.join(fewer)}." if fewer else ""
 
     def _ratios(self, figure: str, words: str) -> str:
         found = {(r.streams, r.name, r.other): r for r in ratios(self.cells, self.ours, self.names, figure)}

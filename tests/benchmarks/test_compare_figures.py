@@ -99,6 +99,7 @@ def test_the_table_says_it_all(results: Results) -> None:
     assert "CPU one; 5.0 GB/s read at best; contexts of 512 tokens; medians of 4 rounds." in table
     row = next(line for line in table.splitlines() if line.startswith("| peer | 10.0 | 20.0 |"))
     assert row.count("|") == next(line for line in table.splitlines() if line.startswith("| 4 streams")).count("|")
+    assert "\n\nOf fewer rounds: peer 3.\n\n" in table
     assert "| ours | 4 | 2.00 (0.50 to 3.00) |" in table
     assert "- third: not here" in table
     assert "- peer, 4 streams, round 4: it died" in table
