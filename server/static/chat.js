@@ -115,7 +115,7 @@ export class Chat {
     const focused = list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const items = this.store.conversations.map((one) => {
       const name = one.title || "New conversation";
-      const open = button(name, () => this.#open(one), {
+      const open = button(name, () => one === this.current || this.#open(one), {
         "aria-current": one === this.current ? "true" : null,
         "data-key": one.id,
       });

@@ -81,6 +81,19 @@ async def test_stop_ends_the_answer_here_and_on_the_server() -> None:
         assert await visit.answers.count() == 2
 
 
+async def test_the_name_of_the_open_conversation_stops_nothing() -> None:
+    gate = StepGate()
+    async with serving(runner=ByChoice([[97], [98], [EOS]], gate=gate)) as server, browsing(server.app) as visit:
+        answer = await visit.send("hello")
+        gate.step()
+        await expect(answer.locator(".passes")).to_have_text("a")
+        await visit.id("conversations").get_by_role("button", name="hello", exact=True).click()
+        gate.set()
+        await visit.ended()
+        await expect(answer.locator(".passes")).to_have_text("ab")
+        await expect(answer.locator(".stats")).not_to_contain_text("stopped")
+
+
 async def test_settings_and_the_system_prompt_reach_the_server_and_stay() -> None:
     async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
         await visit.id("system").fill("Be brief.")
