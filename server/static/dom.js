@@ -41,11 +41,13 @@ export async function copy(text) {
   } catch {
     // Over plain HTTP from another machine browsers have no clipboard for pages.
     const area = node("textarea", { class: "unseen" });
+    const focused = document.activeElement;
     area.value = text;
     document.body.append(area);
     area.select();
     document.execCommand("copy");
     area.remove();
+    focused.focus({ preventScroll: true });
   }
   announce("Copied");
 }

@@ -259,3 +259,17 @@ async def test_the_focus_goes_to_what_takes_a_buttons_place() -> None:
         await press("Enter")
         await expect(visit.id("race-start")).to_be_focused()
         gate.set()
+
+
+async def test_copying_without_a_clipboard_keeps_the_focus() -> None:
+    """Over plain HTTP from another machine pages have none."""
+    async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
+        answer = await visit.answer("hello")
+        await visit.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        copy = answer.get_by_role("button", name="Copy")
+        await copy.focus()
+        await visit.page.keyboard.press("Enter")
+        await expect(visit.id("announce")).to_have_text("Copied")
+        await expect(copy).to_be_focused()
+        await visit.id("prompt").press("Control+v")
+        await expect(visit.id("prompt")).to_have_value("a")
