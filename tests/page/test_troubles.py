@@ -182,3 +182,22 @@ async def test_the_models_are_told_to_need_a_key() -> None:
         visit.expected.append(FAILED)
         assert await visit.id("model").locator("option").all_inner_texts() == ["needs a key"]
         await expect(visit.id("model")).to_have_attribute("aria-busy", "false")
+
+
+async def test_a_model_that_is_gone_leaves_the_list() -> None:
+    async def with_another(route: Route) -> None:
+        answer = await route.fetch()
+        listed = await answer.json()
+        listed["data"].append({**listed["data"][0], "id": "gone", "root": "gone"})
+        await route.fulfill(response=answer, json=listed)
+
+    async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
+        visit.expected.append(FAILED)
+        await visit.page.route("**/v1/models", with_another, times=1)
+        await visit.page.reload()
+        await visit.id("model").select_option("gone")
+        answer = await visit.answer("hello")
+        await expect(answer.get_by_role("alert")).to_contain_text("The model 'gone' does not exist")
+        await expect(visit.id("model").locator("option")).to_have_text(["burger"])
+        await answer.get_by_role("button", name="Regenerate").click()
+        await expect(visit.answers.locator(".passes")).to_have_text("a")
