@@ -4,6 +4,7 @@ const NEAR = 60; // pixels: so near to the end one looks at it
 
 export class Follower {
   #boxes;
+  #tops = []; // where they were put last
   #changes = [];
   #frame = 0;
   #follows = true;
@@ -37,11 +38,15 @@ export class Follower {
   }
 
   toEnd() {
-    if (this.#isSeen()) for (const box of this.#boxes) box.scrollTop = box.scrollHeight;
+    if (!this.#isSeen()) return;
+    for (const box of this.#boxes) box.scrollTop = box.scrollHeight;
+    this.#tops = this.#boxes.map((box) => box.scrollTop);
   }
 
+  /** Or where it was put: what else grew since, or made the window smaller, scrolled nobody away. */
   #isAtEnd() {
-    return this.#boxes.every((box) => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR);
+    const isNear = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR;
+    return this.#boxes.every((box, index) => isNear(box) || box.scrollTop === this.#tops[index]);
   }
 
   /** Else another view is looked at, which must not move. */

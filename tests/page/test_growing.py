@@ -47,6 +47,9 @@ COUNT = """() => {
     });
 }"""
 PASSES = 500
+# Pixels to the end, of whichever of the two scrolls.
+REST = """[thread, document.scrollingElement].reduce(
+    (rest, box) => Math.max(rest, box.scrollHeight - box.scrollTop - box.clientHeight), 0)"""
 
 
 async def test_many_passes_are_measured_once_a_frame() -> None:
@@ -116,6 +119,27 @@ async def test_the_end_stays_in_sight_unless_one_scrolls_away(width: int, box: s
         assert await visit.page.evaluate("document.scrollingElement.scrollTop") == 0
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((390, 844), (844, 390)), ((1280, 800), (700, 800)), ((1280, 800), (1280, 500))],
+    ids=["a phone is turned", "the page scrolls now", "less high"],
+)
+async def test_another_window_does_not_end_the_following(before: tuple[int, int], after: tuple[int, int]) -> None:
+    gate = StepGate()
+    runner = ByChoice([[97, 98, 99, 32]] * 200 + [[EOS]], gate=gate)
+    async with (
+        serving(runner=runner, max_model_len=1024, num_blocks=256) as server,
+        browsing(server.app, width=before[0], height=before[1]) as visit,
+    ):
+        await visit.send("hello")
+        await _more(visit, gate, 140)
+        await visit.page.set_viewport_size({"width": after[0], "height": after[1]})
+        await _more(visit, gate, 20)
+        assert await visit.page.evaluate(REST) < 60
+        gate.set()
+        await visit.ended()
+
+
 async def test_pointing_at_a_pass_does_not_end_the_following() -> None:
     gate = StepGate()
     runner = ByChoice([[97, 98, 99, 10]] * 120 + [[EOS]], gate=gate)
@@ -132,8 +156,7 @@ async def test_pointing_at_a_pass_does_not_end_the_following() -> None:
         await _more(visit, gate, 20)
         gate.set()
         await visit.ended()
-        box = "document.scrollingElement"
-        assert await visit.page.evaluate(f"{box}.scrollHeight - {box}.scrollTop - {box}.clientHeight") < 60
+        assert await visit.page.evaluate(REST) < 60
 
 
 async def _more(visit: Visit, gate: StepGate, count: int) -> None:
