@@ -122,6 +122,10 @@ def _known_draft(uri: str) -> str | None:
 
 def _set_bounds(schema: dict[str, Any]) -> None:
     """Bounds that the library computes with, which allow nothing that these do not (but for those beyond 64 bits)."""
+    for end in ("minimum", "maximum"):
+        excluded = f"exclusive{end.capitalize()}"
+        if isinstance(schema.get(excluded), bool) and schema.pop(excluded) and end in schema:
+            schema[excluded] = schema.pop(end)  # as draft 4 and OpenAPI 3.0 say it
     for key in _BOUNDS:
         value, is_least = schema.get(key), "inimum" in key
         if not _is_number(value) or not -math.inf < value < math.inf:

@@ -40,6 +40,9 @@ NUMBERS = ("-2", "-1.5", "-1", "-1.0", "-0.5", "-0.25", "-0", "0", "0.0", "0.25"
         ({"exclusiveMinimum": 0, "allOf": [{"maximum": 0.5}]}, ["0.25", "0.5"]),
         ({"$defs": {"p": {"exclusiveMinimum": 0}}, "$ref": "#/$defs/p", "maximum": 0.5}, ["0.25", "0.5"]),
         ({"exclusiveMinimum": 0, "multipleOf": 0.5, "maximum": 1.5}, ["0.5", "1", "1.0", "1.5"]),
+        ({"minimum": 0, "exclusiveMinimum": True, "maximum": 0.5, "exclusiveMaximum": True}, ["0.25"]),
+        ({"minimum": 1.25, "exclusiveMinimum": False, "maximum": 1.5}, ["1.25", "1.5"]),
+        ({"minimum": 2, "exclusiveMaximum": True}, ["2"]),
     ],
 )
 def test_an_excluded_bound_is_excluded(bounds: dict[str, Any], expected: list[str]) -> None:
