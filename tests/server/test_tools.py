@@ -182,6 +182,8 @@ MADE = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "foo"}}}],
           "tool_choice": "required"}, "tools", "foo"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [MADE]}]}, "messages", "assistant"),
+        ({"messages": [{"role": "assistant", "content": None, "function_call": MADE["function"]}]}, "messages",
+         "function_call is not supported by this server: use tool_calls"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "exclude"),
     ],
