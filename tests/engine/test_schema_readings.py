@@ -83,9 +83,18 @@ def test_whole_bounds_that_no_double_holds_are_rounded_inwards() -> None:
         ("^[^]a]*$", ["b[", '"'], ["]", "a"]),
         (r"^\[[^a]\]$", ["[b]", '["]'], ["[a]"]),
         (r"^[a\[^b]+$", ["a[^b"], ["c"]),
+        (r"^[^[\]{}]+$", ["ab"], ["[", "]", "{"]),
+        (r"^[a[]b$", ["ab", "[b"], ["b"]),
+        (r"^[!@&&#~~$]+$", ["!&#", "~$"], ["a"]),
+        (r"^[+--]+$", ["+,-"], [".", "a"]),
+        (r"^[--/]+$", ["-./"], ["+", "a"]),
+        (r"^[^-[a]+$", ["b"], ["-", "[", "a"]),
+        (r"^[[:alpha:]]$", ["a"], [":", "1"]),
+        (r"^[a\]]\]$", ["]]", "a]"], ["b]"]),
+        (r"^[^]x$", ["ax", "]x"], ["x"]),
     ],
 )
-def test_what_a_pattern_leaves_out_does_not_come_escaped(pattern: str, good: list[str], bad: list[str]) -> None:
+def test_a_pattern_lists_and_leaves_out_what_it_says(pattern: str, good: list[str], bad: list[str]) -> None:
     texts = [json.dumps(text) for text in good + bad]
     assert taken({"type": "string", "pattern": pattern}, *texts) == texts[: len(good)]
     names = [json.dumps({text: 1}) for text in good + bad]
