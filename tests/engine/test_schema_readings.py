@@ -220,3 +220,8 @@ def test_compact_json_is_one_line_as_json_dumps_writes_it() -> None:
 def test_lark_and_gbnf_are_told_apart_by_their_rules(text: str) -> None:
     grammar = context_free_grammar(text)
     assert [takes(grammar, answer) for answer in ("a", "::=", "b")] == [True, True, False]
+
+
+def test_gbnf_names_characters_by_their_numbers() -> None:
+    grammar = context_free_grammar(r'root ::= "\u0041\u00e9" [\u00e9-\u00ff\U0001F600] "\\u00e9" "\x42"')
+    assert [takes(grammar, f"Aé{middle}\\u00e9B") for middle in "éÿ😀a"] == [True, True, True, False]
