@@ -9,6 +9,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, TypeGuard
 
+from hamburger.engine.grammar.json_patterns import OF_FORMATS, readable_pattern
 from hamburger.engine.types.errors import cut
 
 # llguidance follows references by recursion: some thousand levels would end the process, not raise an error.
@@ -31,24 +32,6 @@ _LEAST = 1e-20  # no shorter than a number of MAX_DIGITS (json_numbers.py)
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MOST_COUNTED = 2**31  # no answer has as many of anything
 _DRAFT = re.compile(r"https?://json-schema\.org/(draft-0[3-7]|draft/20(?:19-09|20-12))/schema#?")
-# Patterns with look-around, which the library lacks, and the same without: Pydantic 2.12's Decimal and zod 4's email.
-_PLAIN = {
-    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$",
-    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
-        r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
-    ),
-}
-# Fractions of a second, and numbers in durations, may have digits without end in these.
-_DIGITS_IN_A_ROW = "^([0-9]{0,9}[^0-9])*[0-9]{0,9}$"
-# The library has a 29th of February in all years.
-_LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
-_DAYS = f"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01][0-9]|2[0-8]))|{_LEAP}-02-29)([^0-9][0-9]{{0,9}})*$"
-_OF_FORMATS = {
-    "date": _DAYS, "date-time": _DAYS, "time": _DIGITS_IN_A_ROW, "duration": _DIGITS_IN_A_ROW
-}  # fmt: skip
-# In a class that leaves out some characters but no control character, the library lets a quote and a backslash pass
-# that are left out, as their escaped forms. One that leaves out U+0000, too, it reads rightly.
-_NEGATED = re.compile(r"\\.|\[\^([\]-]?)", re.DOTALL)
 
 
 def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -91,24 +74,14 @@ def usable_schema(schema: Any, root: Any = None) -> Any:
         if _asks_for_nothing(key, value):
             continue
         if key == "pattern" and isinstance(value, str):
-            value = _readable_pattern(_PLAIN.get(value, value))
+            value = readable_pattern(value)
         elif key == "patternProperties" and isinstance(value, Mapping):
-            value = {_readable_pattern(name): part for name, part in value.items()}
+            value = {readable_pattern(name): part for name, part in value.items()}
         kept[key] = value
     _set_bounds(kept)
-    if isinstance(found := kept.get("format"), str) and found in _OF_FORMATS:
-        kept.setdefault("pattern", _OF_FORMATS[found])
+    if isinstance(found := kept.get("format"), str) and found in OF_FORMATS:
+        kept.setdefault("pattern", OF_FORMATS[found])
     return _with_names(kept, root) if "propertyNames" in kept else kept
-
-
-def _readable_pattern(pattern: str) -> str:
-    def also_without_nul(found: re.Match[str]) -> str:
-        if found[1] is None:  # an escaped character
-            return found[0]
-        # What stands first is meant literally, and would end the class, or be a range, behind another.
-        return {"]": r"[^]\x00", "-": r"[^\x00\-"}.get(found[1], r"[^\x00")
-
-    return _NEGATED.sub(also_without_nul, pattern)
 
 
 def _known_draft(uri: str) -> str | None:
@@ -122,6 +95,10 @@ def _known_draft(uri: str) -> str | None:
 
 def _set_bounds(schema: dict[str, Any]) -> None:
     """Bounds that the library computes with, which allow nothing that these do not (but for those beyond 64 bits)."""
+    for end in ("minimum", "maximum"):
+        excluded = f"exclusive{end.capitalize()}"
+        if isinstance(schema.get(excluded), bool) and schema.pop(excluded) and end in schema:
+            schema[excluded] = schema.pop(end)  # as draft 4 and OpenAPI 3.0 say it
     for key in _BOUNDS:
         value, is_least = schema.get(key), "inimum" in key
         if not _is_number(value) or not -math.inf < value < math.inf:

@@ -50,18 +50,17 @@ class Vocabulary:
         return self._longest(spelt)
 
     def _last(self, token_ids: list[int], spelt: bytes) -> list[int] | None:
-        """The last of these tokens, which add just these bytes. None where no number of them does, or where the model
-        has no row for one of them, as for tokens that were added to its tokenizer alone."""
-        if max(token_ids, default=0) >= len(self.tokens):
-            return None
+        """The last of these tokens, which add just these bytes, without special ones and those that the model lacks.
+        None where no number of them does."""
         found: list[int] = []  # from the last one on
         size = len(spelt)
         for token_id in reversed(token_ids):
             if size <= 0:
                 break
-            plain = self._longest(self.tokens[token_id]) if self._tokenizer.is_special(token_id) else [token_id]
-            found += reversed(plain)
-            size -= len(self.tokens[token_id])
+            token = self._tokenizer.token_bytes(token_id)
+            is_plain = token_id < len(self.tokens) and not self._tokenizer.is_special(token_id)
+            found += [token_id] if is_plain else reversed(self._longest(token))
+            size -= len(token)
         found.reverse()
         return found if b"".join(self.tokens[token_id] for token_id in found) == spelt else None
 

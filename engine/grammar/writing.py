@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ MAX_CHARACTERS = 500_000  # of a grammar, as the client wrote it: beyond, compil
 # Of Lark or GBNF: a class, a text, a comment, an expression. And a rule of GBNF that has the name of Lark's first.
 _LITERAL = re.compile(r"""\[(?:\\.|[^\]\\\n])*\]|"(?:\\.|[^"\\\n])*"|//.*|\#.*|/(?:\\.|[^/\\\n])+/""")
 _START = re.compile(rf"{_LITERAL.pattern}|(?<![\w-])(start)(?![\w-])")
+# A character of GBNF by its number, which llguidance's converter writes without its zeros.
+_NUMBERED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _OPENINGS = ":([{"  # no level of a grammar is without one
 _OF_SCHEMA = re.compile(r"failed to compile JSON schema: (.*)")
 
@@ -108,8 +111,9 @@ def context_free_grammar(text: str) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
+    is_gbnf = "::=" in _LITERAL.sub("", text)
     try:
-        lark = gbnf_to_lark(_START.sub(_other_start, text)) if "::=" in _LITERAL.sub("", text) else text
+        lark = gbnf_to_lark(_NUMBERED.sub(_by_itself, _START.sub(_other_start, text))) if is_gbnf else text
     except MemoryError:
         raise  # it is not the grammar's form
     except Exception as error:  # llguidance's converter raises bare Exception, and RecursionError for deep ones
@@ -128,6 +132,13 @@ def context_free_grammar(text: str) -> str:
 
 def _other_start(found: re.Match[str]) -> str:
     return "start-of-client" if found[1] else found[0]
+
+
+def _by_itself(found: re.Match[str]) -> str:
+    number = int(found[1] or found[2] or "0", 16)
+    if not number or 0xD800 <= number < 0xE000 or number > sys.maxunicode:
+        return found[0]
+    return f"\\x{number:02x}" if number < 128 else chr(number)
 
 
 def _regex_grammar(pattern: str) -> str:

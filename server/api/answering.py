@@ -206,7 +206,7 @@ async def sampling_params(
     if body.bad_words:
         bad_words = await asyncio.to_thread(bad_word_ids, context.tokenizer, body.bad_words)
         params = [replace(choice, bad_words=bad_words) for choice in params]
-    if tools is not None and body.skip_special_tokens is None and tools.shows_special_tokens(context.tokenizer):
+    if tools is not None and tools.shows_special_tokens(context.tokenizer):
         params = [replace(choice, skip_special_tokens=False) for choice in params]
     return params
 

@@ -28,6 +28,7 @@ def _text(content: Any) -> Any:
     return "\n".join(texts)
 
 
+_INSTEAD = {"function_call": "use tool_calls, and the role tool for what they gave", "audio": "leave it out"}
 ROLES = ("system", "developer", "user", "assistant", "tool")  # OpenAI's
 
 Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array"]})]
@@ -52,9 +53,9 @@ class Message(Schema):
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, message: Any) -> Any:
-        for name in ("function_call", "audio") if isinstance(message, dict) else ():
+        for name, instead in _INSTEAD.items() if isinstance(message, dict) else ():
             if message.get(name):
-                raise ValueError(f"{name} is not supported by this server")
+                raise ValueError(f"{name} is not supported by this server: {instead}")
         return message
 
     @model_validator(mode="after")

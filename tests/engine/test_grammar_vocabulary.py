@@ -98,3 +98,14 @@ def test_of_a_long_text_only_the_beginning_is_read_at_each_token() -> None:
     tokens = tokenizer("gemma")
     vocabulary = Vocabulary(tokens, tokens.vocab_size, EOS)
     assert vocabulary(b"hello " * 100_000) == vocabulary(b"hello " * 200)
+
+
+def test_tokens_that_the_model_lacks_are_spelt() -> None:
+    tokens = tokenizer("llama2")
+    vocab_size = tokens.vocab_size
+    tokens._backend.add_tokens(["hello"])
+    assert max(tokens.encode("hello")) == vocab_size
+    vocabulary = Vocabulary(tokens, vocab_size, EOS)
+    found = vocabulary(b"ab hello")
+    assert max(found) < vocab_size
+    assert b"".join(map(tokens.token_bytes, found)) == b"ab hello"

@@ -40,6 +40,9 @@ NUMBERS = ("-2", "-1.5", "-1", "-1.0", "-0.5", "-0.25", "-0", "0", "0.0", "0.25"
         ({"exclusiveMinimum": 0, "allOf": [{"maximum": 0.5}]}, ["0.25", "0.5"]),
         ({"$defs": {"p": {"exclusiveMinimum": 0}}, "$ref": "#/$defs/p", "maximum": 0.5}, ["0.25", "0.5"]),
         ({"exclusiveMinimum": 0, "multipleOf": 0.5, "maximum": 1.5}, ["0.5", "1", "1.0", "1.5"]),
+        ({"minimum": 0, "exclusiveMinimum": True, "maximum": 0.5, "exclusiveMaximum": True}, ["0.25"]),
+        ({"minimum": 1.25, "exclusiveMinimum": False, "maximum": 1.5}, ["1.25", "1.5"]),
+        ({"minimum": 2, "exclusiveMaximum": True}, ["2"]),
     ],
 )
 def test_an_excluded_bound_is_excluded(bounds: dict[str, Any], expected: list[str]) -> None:
@@ -80,9 +83,18 @@ def test_whole_bounds_that_no_double_holds_are_rounded_inwards() -> None:
         ("^[^]a]*$", ["b[", '"'], ["]", "a"]),
         (r"^\[[^a]\]$", ["[b]", '["]'], ["[a]"]),
         (r"^[a\[^b]+$", ["a[^b"], ["c"]),
+        (r"^[^[\]{}]+$", ["ab"], ["[", "]", "{"]),
+        (r"^[a[]b$", ["ab", "[b"], ["b"]),
+        (r"^[!@&&#~~$]+$", ["!&#", "~$"], ["a"]),
+        (r"^[+--]+$", ["+,-"], [".", "a"]),
+        (r"^[--/]+$", ["-./"], ["+", "a"]),
+        (r"^[^-[a]+$", ["b"], ["-", "[", "a"]),
+        (r"^[[:alpha:]]$", ["a"], [":", "1"]),
+        (r"^[a\]]\]$", ["]]", "a]"], ["b]"]),
+        (r"^[^]x$", ["ax", "]x"], ["x"]),
     ],
 )
-def test_what_a_pattern_leaves_out_does_not_come_escaped(pattern: str, good: list[str], bad: list[str]) -> None:
+def test_a_pattern_lists_and_leaves_out_what_it_says(pattern: str, good: list[str], bad: list[str]) -> None:
     texts = [json.dumps(text) for text in good + bad]
     assert taken({"type": "string", "pattern": pattern}, *texts) == texts[: len(good)]
     names = [json.dumps({text: 1}) for text in good + bad]
@@ -208,3 +220,8 @@ def test_compact_json_is_one_line_as_json_dumps_writes_it() -> None:
 def test_lark_and_gbnf_are_told_apart_by_their_rules(text: str) -> None:
     grammar = context_free_grammar(text)
     assert [takes(grammar, answer) for answer in ("a", "::=", "b")] == [True, True, False]
+
+
+def test_gbnf_names_characters_by_their_numbers() -> None:
+    grammar = context_free_grammar(r'root ::= "\u0041\u00e9" [\u00e9-\u00ff\U0001F600] "\\u00e9" "\x42"')
+    assert [takes(grammar, f"Aé{middle}\\u00e9B") for middle in "éÿ😀a"] == [True, True, True, False]

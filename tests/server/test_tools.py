@@ -148,12 +148,13 @@ class Hermes(ByteTokenizer):
         return b"<tool_call>" if token_id == BOS else super().token_bytes(token_id, first=first)
 
 
-async def test_a_special_token_that_begins_a_call_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("skip", [None, True])
+async def test_a_special_token_that_begins_a_call_is_seen(monkeypatch: pytest.MonkeyPatch, skip: bool | None) -> None:
     monkeypatch.setattr("serving.ByteTokenizer", Hermes)
     monkeypatch.setattr("fake_engines.ByteTokenizer", Hermes)
     async with serving([[*b"Wait. ", BOS], [*CALL.encode()], [*b"</tool_call>", EOS]], **ROOM) as server:
-        answer = await server.chat(tools=[WEATHER])
-        chunks = await server.stream(CHAT, tools=[WEATHER])
+        answer = await server.chat(tools=[WEATHER], skip_special_tokens=skip)
+        chunks = await server.stream(CHAT, tools=[WEATHER], skip_special_tokens=skip)
         assert "functions" not in told(server)  # its template tells them
     message = answer["choices"][0]["message"]
     assert message["content"] == "Wait."
@@ -182,6 +183,8 @@ MADE = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "foo"}}}],
           "tool_choice": "required"}, "tools", "foo"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [MADE]}]}, "messages", "assistant"),
+        ({"messages": [{"role": "assistant", "content": None, "function_call": MADE["function"]}]}, "messages",
+         "function_call is not supported by this server: use tool_calls"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "exclude"),
     ],
