@@ -57,9 +57,7 @@ export class AnswerNode {
     this.memory = new MemoryStrip();
     this.inspector = node("p", { class: "inspector", role: "status" });
     this.passes = new Passes((group, index) => {
-      const tell = () => (this.inspector.textContent = described(group, index, message.dial));
-      if (this.root.classList.contains("growing")) actions.grow(tell); // else its lines would end the following
-      else tell();
+      this.inspector.textContent = described(group, index, message.dial);
     });
     this.text = node("div", { class: "words markdown" });
     this.thought = node("div", { class: "words" });
