@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 NO_END_TOKEN = "The model has no end token, without which no grammar works."
 _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 _MOST_SECONDS_AGAIN = 0.5  # to compile a grammar between two steps
+_BEFORE = "\x02"  # joins with nothing; behind it tokenizers of sentencepiece put no space in front of a text
 
 
 class GrammarTokenizer(Protocol):
@@ -202,11 +203,17 @@ class _Vocabulary:
         # never allowed.
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)] + [b""] * (vocab_size - size)
         self.special_token_ids = [token_id for token_id in range(size) if tokenizer.is_special(token_id)]
-        self._tokenizer = tokenizer
-        self.spell: Callable[[str], list[int]] = tokenizer.encode  # in these tokens alone
+        self._special = set(self.special_token_ids)
+        self._encode = tokenizer.encode
+        self.spell: Callable[[str], list[int]] = tokenizer.encode  # in any ordinary tokens
 
     def __call__(self, text: bytes | str) -> list[int]:
+        """The tokens of what stands somewhere in a text, as the tokenizer has them where they spell it."""
         text = text if isinstance(text, str) else text.decode(errors="replace")
-        token_ids = self._tokenizer.encode(text)
-        # A tokenizer may have tokens that the model has no row for: none of those may come, nor be drafted.
-        return token_ids if max(token_ids, default=0) < len(self.tokens) else self.spell(text)
+        for before in ("", _BEFORE):
+            token_ids = self._encode(before + text)[len(self._encode(before)) :]
+            is_ordinary = all(i < len(self.tokens) and i not in self._special for i in token_ids)
+            if is_ordinary and b"".join(self.tokens[i] for i in token_ids) == text.encode():
+                return token_ids
+        # It was normalized, or has tokens that the model has no row for: of those none may come, nor be drafted.
+        return self.spell(text)
