@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hamburger.model.checkpoints.config.folder import FORMAT_VERSION, Adapter, read_folder_config
-from hamburger.model.checkpoints.config.hf import read_trunk_config, trunk_config_json
+from hamburger.model.checkpoints.config.hf import read_config, read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.experts import one_by_one
 from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_of
 from hamburger.model.checkpoints.lightning import load_lightning
@@ -31,7 +31,6 @@ from hamburger.model.checkpoints.sources import (
     CheckpointError,
     ModelSource,
     embedded_gguf,
-    read_json,
 )
 from hamburger.model.checkpoints.weight_files import INDEX, WEIGHTS, read_files, read_folder, write_safetensors
 from hamburger.model.config import ConfigError, ModelConfig
@@ -239,7 +238,7 @@ def _load_base(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], No
 def _load_plain(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -> OpenCheckpoint:
     """A Hugging Face folder, in its own dtype; weights that it holds quantised come in `dtype`, or in float32."""
     file = folder / "config.json"
-    trunk, config = read_trunk_config(folder), read_json(file)
+    trunk, config = read_trunk_config(folder), read_config(folder)
     held: Mapping[str, Tensor] = read_folder(folder)
     quantisation = parse_quantisation(retold_config(config, str(file)), str(file))
     if quantisation is not None:

@@ -167,6 +167,27 @@ def test_a_folder_of_fp8_is_read_as_transformers_reads_it(tmp_path: Path) -> Non
     assert_equal(ours, {name: theirs[name] for name in ours})
 
 
+def test_older_modelopt_says_in_a_file_of_its_own_how_it_quantised(tmp_path: Path) -> None:
+    numbers, held = random_tensors(ModelConfig(trunk=TRUNK)), Tensors()
+    for name, tensor in numbers.items():
+        held[name] = tensor
+        if name.endswith("_proj.weight"):
+            scale = tensor.abs().max() / 448
+            held[name] = (tensor / scale).to(torch.float8_e4m3fn)
+            numbers[name] = held[name].float() * scale
+            held |= {f"{name}_scale": scale, name.replace("weight", "input_scale"): torch.tensor(1.0)}
+    folder = save_hf(tmp_path / "small", ModelConfig(trunk=TRUNK), held)
+    beside = folder / "hf_quant_config.json"
+    beside.write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}')
+    assert_equal(load(folder).tensors, numbers)
+    beside.write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    with pytest.raises(CheckpointError, match="quant_algo is 'NVFP4'; supported: FP8"):
+        load(folder)
+    beside.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json: quantization is missing"):
+        load(folder)
+
+
 def test_biases_of_zeros_that_autogptq_wrote_are_left_out(tmp_path: Path) -> None:
     folder, numbers = quantised_folder(tmp_path / "small", GPTQ)
     bias = "model.layers.0.mlp.up_proj.bias"

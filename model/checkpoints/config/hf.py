@@ -24,12 +24,23 @@ def read_trunk_config(folder: Path) -> TrunkConfig:
 
     Raises CheckpointError that names the field which is missing or not supported.
     """
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     generation = folder / "generation_config.json"
     if generation.is_file() or generation.is_symlink():  # a link to nothing is told
         end = read_json(generation).get("eos_token_id")
         config = config if end is None else {**config, "eos_token_id": end}
     return parse_trunk_config(config, str(folder / "config.json"))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """folder/config.json, with what older ModelOpt says of the weights in a file of its own. Raises CheckpointError."""
+    config, beside = read_json(folder / "config.json"), folder / "hf_quant_config.json"
+    if config.get("quantization_config") or not beside.is_file():
+        return config
+    said = read_json(beside).get("quantization")
+    if not isinstance(said, dict):
+        raise CheckpointError(f"{beside}: quantization is missing, or no object.")
+    return {**config, "quantization_config": {"quant_method": "modelopt", **said}}
 
 
 def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
