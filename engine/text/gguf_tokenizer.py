@@ -6,7 +6,7 @@ because a wrong split gives plausible tokens and quietly worse answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,15 +68,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
 
     Raises TokenizerError when the file cannot be read, or holds a tokenizer of a kind that is not built here.
     """
-    try:
-        fields = GgufReader(path).fields
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} is not a readable GGUF file: {error}") from error
-
-    def get(key: str) -> Any:
-        field = fields.get(f"tokenizer.{key}")
-        return None if field is None else field.contents()
-
+    get = _fields_of(path)
     model, pre = get("ggml.model"), get("ggml.pre")
     if model != "gpt2":
         raise TokenizerError(
@@ -94,8 +86,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     if len(set(tokens)) != len(tokens):
         raise TokenizerError(f"{path} lists a token twice: {_REMEDY}")
     backend = _build(tokens, merges, kinds or [], rules)
-    special_ids = {name: get(f"ggml.{key}_token_id") for key, name in _SPECIAL_TOKENS.items()}
-    special_tokens = {name: tokens[i] for name, i in special_ids.items() if i is not None and i < len(tokens)}
+    special_tokens = _special_tokens(get, tokens)
     add_bos = get("ggml.add_bos_token")
     bos = special_tokens.get("bos_token")
     if bos is not None and (rules.add_bos if add_bos is None else add_bos):
@@ -105,13 +96,42 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
                 processors.TemplateProcessing(
                     single=f"{bos} $A",
                     pair=f"{bos} $A {bos}:1 $B:1",
-                    special_tokens=[(bos, special_ids["bos_token"])],
+                    special_tokens=[(bos, get("ggml.bos_token_id"))],
                 ),
             ]
         )
+    return GgufTokenizer(backend, special_tokens, _chat_templates(get))
+
+
+def read_gguf_chat(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Special tokens and chat templates, as in GgufTokenizer, of a file with a tokenizer of any kind. Raises
+    TokenizerError."""
+    get = _fields_of(path)
+    return _special_tokens(get, get("ggml.tokens") or []), _chat_templates(get)
+
+
+def _fields_of(path: Path) -> Callable[[str], Any]:
+    """What gives a value by its name behind `tokenizer.`, None where there is none. Raises TokenizerError."""
+    try:
+        fields = GgufReader(path).fields
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} is not a readable GGUF file: {error}") from error
+
+    def get(key: str) -> Any:
+        field = fields.get(f"tokenizer.{key}")
+        return None if field is None else field.contents()
+
+    return get
+
+
+def _special_tokens(get: Callable[[str], Any], tokens: list[str]) -> dict[str, str]:
+    ids = {name: get(f"ggml.{key}_token_id") for key, name in _SPECIAL_TOKENS.items()}
+    return {name: tokens[i] for name, i in ids.items() if i is not None and i < len(tokens)}
+
+
+def _chat_templates(get: Callable[[str], Any]) -> dict[str, str]:
     names = {"default": "chat_template"} | {name: f"chat_template.{name}" for name in get("chat_templates") or ()}
-    templates = {name: source for name, key in names.items() if (source := get(key)) is not None}
-    return GgufTokenizer(backend, special_tokens, templates)
+    return {name: source for name, key in names.items() if (source := get(key)) is not None}
 
 
 def _build(tokens: list[str], merges: list[str], kinds: list[int], rules: _Rules) -> Tokenizer:

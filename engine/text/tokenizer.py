@@ -70,7 +70,8 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Load a folder with tokenizer.json (and the files that go with it), or a GGUF file.
 
-        A tokenizer.json beside a GGUF file is preferred to what the file says. Raises TokenizerError.
+        A tokenizer.json beside a GGUF file is preferred to what the file says, but for its chat template and special
+        tokens, where no template lies beside it. Raises TokenizerError.
         """
         loaded = cls._read(path)
         loaded.loader = f"{__name__}:{load_tokenizer.__name__}", str(path.absolute())
@@ -80,7 +81,7 @@ class Tokenizer:
     def _read(cls, path: Path) -> Tokenizer:
         folder = path.parent if path.suffix == ".gguf" else path
         if (folder / TOKENIZER).is_file():
-            return cls._load_folder(folder)
+            return cls._load_folder(folder, path if path.suffix == ".gguf" else None)
         if path.suffix == ".gguf":
             from hamburger.engine.text.gguf_tokenizer import read_gguf_tokenizer  # the library, for such files alone
 
@@ -92,7 +93,7 @@ class Tokenizer:
         )
 
     @classmethod
-    def _load_folder(cls, folder: Path) -> Tokenizer:
+    def _load_folder(cls, folder: Path, gguf: Path | None) -> Tokenizer:
         file = folder / TOKENIZER
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
@@ -107,7 +108,13 @@ class Tokenizer:
         named = read_json(folder / "special_tokens_map.json") | config
         add_named_tokens(backend, config, named, read_json(folder / "added_tokens.json"))
         special_tokens = special_tokens_of(folder, backend.get_added_tokens_decoder())
-        return cls(backend, special_tokens=special_tokens, chat_templates=read_chat_templates(folder, config))
+        templates = read_chat_templates(folder, config)
+        if gguf is not None and not templates:
+            from hamburger.engine.text.gguf_tokenizer import read_gguf_chat
+
+            of_gguf, templates = read_gguf_chat(gguf)
+            special_tokens = of_gguf | special_tokens
+        return cls(backend, special_tokens=special_tokens, chat_templates=templates)
 
     def with_chat(self, template: str | None, variables: Mapping[str, Any]) -> Tokenizer:
         """The same tokenizer, but chats are written by this jinja source (None: as before), which is given these

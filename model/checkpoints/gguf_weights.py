@@ -130,6 +130,9 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
     }
     if architecture == "gemma3":
         config |= {"sliding_window": own("attention.sliding_window"), "rope_scaling": scaling}
+        # Not told where they are those that all of them have.
+        config["sliding_window_pattern"] = own("attention.sliding_window_pattern")
+        config["rope_local_base_freq"] = _shortest(own("rope.freq_base_swa"))
     if _ROPE_FACTORS in shapes:
         factors = next(tensor for tensor in reader.tensors if tensor.name == _ROPE_FACTORS)
         plain = parse_trunk_config(config, str(path))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 
 import pytest
 
+from byte_grammars import allowed
 from fakes import EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.drafting.proposal import FORCED, Proposal, forced_or
 from hamburger.engine.grammar.matching import Grammars
@@ -73,14 +75,38 @@ def test_nothing_is_forced_behind_an_end_or_an_error() -> None:
     assert failed.forced() == []
 
 
-def test_a_text_is_forced_in_tokens_that_the_model_has_a_row_for() -> None:
-    class Wider(ByteTokenizer):
-        def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-            return [VOCAB_SIZE if token_id == ord("c") else token_id for token_id in text.encode()]
+class Wider(ByteTokenizer):
+    """Has a token that the model has no row for."""
 
-    matcher = Grammars(Wider, VOCAB_SIZE, [EOS]).matcher(regex_grammar("[0-9]abcd"))
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [VOCAB_SIZE if token_id == ord("i") else token_id for token_id in text.encode()]
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        return b"i" if token_id == VOCAB_SIZE else super().token_bytes(token_id, first=first)
+
+
+class SpaceInFront(ByteTokenizer):
+    """Puts a space in front of a text, as sentencepiece tokenizers do."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [*f" {text}".encode()] if text else []
+
+
+class Normalizing(ByteTokenizer):
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [*unicodedata.normalize("NFC", text).encode()]
+
+
+@pytest.mark.parametrize("kind", [Wider, SpaceInFront, Normalizing, ByteTokenizer])
+@pytest.mark.parametrize("text", ["positive", "poe\u0301sie", "<pad>"])
+def test_a_text_is_forced_as_it_stands_in_tokens_of_the_model(kind: type[ByteTokenizer], text: str) -> None:
+    matcher = Grammars(kind, VOCAB_SIZE, [EOS]).matcher(regex_grammar(f"[0-9]{text}"))
     matcher.advance(ord("1"))
-    assert bytes(matcher.forced()) == b"abcd"
+    for place, token_id in enumerate(text.encode()):
+        assert bytes(matcher.forced()) == text.encode()[place:]
+        assert allowed(matcher).nonzero()[0].tolist() == [token_id]
+        matcher.advance(token_id)
+    assert matcher.is_complete
 
 
 def test_rules_force_what_their_grammar_does_and_the_end_of_thoughts() -> None:

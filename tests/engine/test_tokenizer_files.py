@@ -210,9 +210,10 @@ def write_gguf(
     pre: str = "gpt-2",
     add_bos: bool | None = None,
     chat_template: Any = "{{ bos_token }}{{ messages[0].content }}",
+    ends: tuple[str, str] = ("<s>", "</s>"),
 ) -> Path:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = ["<s>", "</s>", *letters, "ab", "<user>"]
+    tokens = [*ends, *letters, "ab", "<user>"]
     kinds = [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.USER_DEFINED]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(model)
@@ -281,6 +282,16 @@ def test_gguf_of_unknown_kind_names_the_remedy(tmp_path: Path, model: str, pre: 
 def test_tokenizer_json_beside_the_gguf_is_preferred(tmp_path: Path) -> None:
     path = write_gguf(copy_builtin(tmp_path) / "m.gguf", model="llama")
     assert Tokenizer.load(path).vocab_size == 49152
+
+
+def test_what_the_files_beside_a_gguf_do_not_say_of_chats_it_says_itself(tmp_path: Path) -> None:
+    folder = copy_builtin(tmp_path, chat_template=..., bos_token=...)
+    path = write_gguf(folder / "m.gguf", model="llama", ends=("<|im_start|>", "</s>"))
+    tokenizer = Tokenizer.load(path)
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}]) == "<|im_start|>Hi"
+    (folder / "chat_template.jinja").write_text("own")
+    assert Tokenizer.load(path).chat_template == "own"
 
 
 def test_file_that_is_not_gguf(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ def written(path: Path, kind: str, **changes: Any) -> tuple[ModelConfig, dict[st
         writer.add_vocab_size(trunk.vocab_size)
         if trunk.sliding_window is not None:
             writer.add_sliding_window(trunk.sliding_window)
+        if trunk.local_rope_theta not in (None, 1e4):
+            writer.add_rope_freq_base_swa(trunk.local_rope_theta)
+            writer.add_sliding_window_pattern(1 + min({*range(trunk.num_layers)} - {*trunk.sliding_layers}))
         if trunk.rope_scaling is not None:
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(3.0)
@@ -106,6 +109,11 @@ def test_what_transformers_does_not_read_of_gemma(tmp_path: Path) -> None:
     assert loaded.config == largest
     scale = (256 / (32 / 4)) ** 0.5  # a head has 256 dimensions, a share of the width 8
     close(loaded.tensors, {n: t * scale if n.endswith("q_norm.weight") else t for n, t in tensors.items()})
+
+
+def test_the_rotary_base_and_the_places_of_gemmas_windows_may_be_told(tmp_path: Path) -> None:
+    told, _ = written(tmp_path / "own.gguf", "gemma3", local_rope_theta=500.0, sliding_layers=(0, 1, 3))
+    assert load_checkpoint(resolve_source(str(tmp_path / "own.gguf")), torch.float32).config == told
 
 
 def test_a_scaling_of_others_is_refused(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def change_tensors(folder: Path, change: Callable[[Tensors], None]) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_linear_is_what_its_own_library_reads(name: str) -> None:
     parts, numbers = parts_of(name)
-    rounding = {f"{name}.{part}": torch.ones(1) for part in ("input_scale", "k_scale", "activation_scale")}
+    rounding = {f"{name}.{part}": torch.ones(1) for part in ("input_scale", "k_scale", "kv_scale", "activation_scale")}
     assert_equal(dict(unquantised(METHODS[name], parts | rounding, torch.float32, "it")), {f"{name}.weight": numbers})
 
 

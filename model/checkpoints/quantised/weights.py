@@ -36,7 +36,7 @@ _OF_WEIGHT = {
 }
 # How inputs, outputs and the KV cache would be rounded.
 _OF_ROUNDING = {f"{of}_{what}" for of in ("input", "output", "k", "v", "q") for what in ("scale", "zero_point")}
-_LEFT_OUT = _OF_WEIGHT | _OF_ROUNDING | {"activation_scale"}
+_LEFT_OUT = _OF_WEIGHT | _OF_ROUNDING | {"activation_scale", "kv_scale"}
 _AT_ONCE = 1 << 15  # numbers that are computed together, which torch gives to one thread
 
 
