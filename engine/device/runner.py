@@ -22,6 +22,7 @@ from hamburger.engine.device.staged import Staged
 from hamburger.engine.types.errors import OutOfMemory
 from hamburger.engine.types.messages import Groups
 from hamburger.model.batch import ForwardBatch, LoraSlots, ScoredSlots
+from hamburger.model.device.devices import make_current
 from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
 from hamburger.model.device.overlapped import OverlapLinks, StepTail, fill_in_groups
 from hamburger.model.kv_cache import PagedKVCache
@@ -79,6 +80,7 @@ class Runner:
 
     def _in_memory(self, compute: Callable[[], T]) -> T:
         """What it returns. Raises OutOfMemory where the device has none left."""
+        make_current(self._device)  # a process may have models on several, and steps in another thread than it built in
         try:
             return compute()
         except Exception as error:

@@ -37,8 +37,8 @@ def _why_no_cuda() -> str:
 
 
 def make_current(device: torch.device) -> None:
-    """Triton launches on the current GPU, and events are of its streams. `cuda` alone is the current one already, and
-    torch.cuda.set_device raises for it."""
+    """Triton launches on the thread's current GPU, and events are of its streams. `cuda` alone is the current one
+    already, and torch.cuda.set_device raises for it."""
     if device.index is not None:
         torch.cuda.set_device(device)
 

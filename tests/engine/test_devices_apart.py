@@ -66,3 +66,13 @@ def test_drafts_and_settled_slots(kv_dtype: torch.dtype, monkeypatch: pytest.Mon
     with pretended_gpu(monkeypatch):
         found = answers(GPU)
     assert found == answers(CPU)
+
+
+def test_each_step_makes_its_models_gpu_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another model may have been loaded onto another GPU since, and a thread begins with the first."""
+    with pretended_gpu(monkeypatch):
+        core = core_of(random_model(MODELS["plain_base"], device=GPU))
+        current: list[torch.device] = []
+        monkeypatch.setattr(torch.cuda, "set_device", current.append)
+        steps = play(core, requests(1)[:1]).seen["steps"]
+    assert current == [GPU] * steps

@@ -40,6 +40,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("max_memory_allocated", 0),
         ("reset_peak_memory_stats", None),
         ("empty_cache", None),
+        ("set_device", None),
         ("current_stream", None),
     ):
         monkeypatch.setattr(torch.cuda, name, lambda *args, value=value: value)
