@@ -28,7 +28,7 @@ from hamburger.model.kv_cache import KVLayer, Lending
 
 MODULES = triton_attention, triton_chunks, int8_product, triton_layers, triton_micro
 # Bytes of shared memory that a program may have, by compute capability.
-SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 _TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64", torch.int8: "*i8",
 }  # fmt: skip
