@@ -24,7 +24,7 @@ from typing import cast
 from comparison.contestants import Contestant, Server
 from comparison.roster import Setup, build_roster
 from comparison.workload import Lengths, PromptWriter, Request
-from hamburger.clients.arguments import count
+from hamburger.clients.arguments import count, list_of
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.model.checkpoints.sources import resolve_source
 
@@ -33,19 +33,18 @@ TIMEOUT = 300.0  # seconds, of one round
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", default="1,16", help="requests in flight, with commas")
+    parser.add_argument("--streams", type=list_of(count), default=[1, 16], metavar="N,N", help="requests in flight")
     parser.add_argument("--rounds", type=count, default=20)
     parser.add_argument("--prompt-tokens", type=count, default=64)
     parser.add_argument("--output-tokens", type=count, default=96)
     parser.add_argument("--threads", type=count, default=2)
     args = parser.parse_args()
-    numbers = [int(part) for part in args.streams.split(",")]
     writer = PromptWriter(Tokenizer.load(resolve_source(None).tokenizer_path))
     lengths = Lengths("equal", args.prompt_tokens, args.output_tokens)
     with tempfile.TemporaryDirectory() as logs:
         setup = Setup(
             model=None, base="builtin", context=512, threads=args.threads, kv_cache_memory=1 << 31, confidences=(),
-            most_streams=max(numbers), logs=Path(logs),
+            most_streams=max(args.streams), logs=Path(logs),
         )  # fmt: skip
         roster = build_roster(setup)
         roster.keep(["hamburger", "engine"])
@@ -54,7 +53,7 @@ def main() -> None:
             for contestant in contestants:
                 contestant.start()
                 contestant.tree.pause()
-            for streams in numbers:
+            for streams in args.streams:
                 ratios = []
                 for round_ in range(args.rounds + 1):
                     requests = writer.requests([lengths] * (2 * streams), round_)
@@ -63,8 +62,8 @@ def main() -> None:
                         speeds[isinstance(contestant, Server)] = _speed(contestant, requests, streams)
                     if round_ > 0:  # the first warms up
                         ratios.append(speeds[True] / speeds[False])
-                low, *_, high = sorted(ratios)
-                print(f"{streams} streams: {statistics.median(ratios):.3f} ({low:.2f} to {high:.2f})", flush=True)
+                middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
+                print(f"{streams} streams: {middle:.3f} ({low:.2f} to {high:.2f})", flush=True)
         finally:
             for contestant in contestants:
                 contestant.end()

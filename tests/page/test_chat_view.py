@@ -108,17 +108,21 @@ async def test_settings_and_the_system_prompt_reach_the_server_and_stay() -> Non
         await expect(visit.answers.first.locator(".passes")).to_have_text("a")
 
 
-async def test_a_setting_out_of_range_is_pointed_at_and_nothing_is_sent() -> None:
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [("confidence", "7", "0.7"), ("seed", "9007199254740993", "7")],  # JavaScript would send ...992
+)
+async def test_a_setting_out_of_range_is_pointed_at_and_nothing_is_sent(name: str, wrong: str, right: str) -> None:
     async with serving([[97], [EOS]]) as server, browsing(server.app) as visit:
-        await visit.id("confidence").fill("7")
+        await visit.id(name).fill(wrong)
         await visit.send("hello")
-        await expect(visit.id("confidence")).to_be_focused()
+        await expect(visit.id(name)).to_be_focused()
         await expect(visit.id("prompt")).to_have_value("hello")
         assert await visit.answers.count() == 0
-        await visit.id("confidence").fill("0.7")
+        await visit.id(name).fill(right)
         await visit.id("prompt").press("Enter")
         await visit.answers.locator(".stats").get_by_text("2 tokens").wait_for()
-        assert server.runner.confidences == [0.7]
+        assert {"confidence": server.runner.confidences, "seed": server.runner.seeds}[name] == [float(right)]
 
 
 async def test_conversations_are_kept_edited_and_deleted() -> None:
