@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hamburger.model.rope_scaling import DynamicRopeScaling, LinearRopeScaling, RopeScaling, YarnRopeScaling
+from hamburger.model.rope_scaling import (
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    LongRopeScaling,
+    RopeScaling,
+    YarnRopeScaling,
+)
 
 _FLOAT32_MAX = 3.4e38
 
@@ -61,6 +67,7 @@ class TrunkConfig:
     qk_norm: an RMS norm over each head of q and k (Qwen3), or over the whole width of all heads (OLMo 2).
     activation: of the MLP's gate; gelu_tanh is GELU by its tanh form (arXiv 1606.08415).
     sliding_window: slots that a query of the sliding_layers sees, its own included; None and () where none slides.
+    rotary_dim: how many numbers of a head turn, the first of each half; None: all.
     local_rope_theta: rotary base of the sliding layers, which is not scaled; None: they turn as all others.
     unturned_layers: without rotary embedding (NoPE, arXiv 2305.19466). experts: of its layers; None for one MLP each.
     max_position_embeddings: as the model's own configuration says; `context_tokens` is what can be served.
@@ -77,6 +84,7 @@ class TrunkConfig:
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
+    rotary_dim: int | None = None
     tie_word_embeddings: bool
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...] = ()
@@ -102,6 +110,12 @@ class TrunkConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim {self.head_dim} is odd; rotary embedding needs an even one.")
+        if self.rotary_dim is not None and (self.rotary_dim % 2 or not 0 < self.rotary_dim < self.head_dim):
+            raise ConfigError(f"rotary_dim is {self.rotary_dim}: it must be even, and less than head_dim.")
+        if isinstance(scaling := self.rope_scaling, LongRopeScaling):
+            for name, factors in (("short_factor", scaling.short_factor), ("long_factor", scaling.long_factor)):
+                if len(factors) != (turned := self.rotary_dim or self.head_dim) // 2:
+                    raise ConfigError(f"{name} has {len(factors)} numbers, but {turned // 2} wavelengths turn.")
         if (self.sliding_window is None) != (not self.sliding_layers):
             raise ConfigError("sliding_window and sliding_layers belong together.")
         if self.local_rope_theta is not None and not self.sliding_layers:

@@ -47,6 +47,26 @@ class YarnRopeScaling:
     truncate: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """The `longrope` rope scaling (arXiv 2402.13753): each wavelength is stretched by a factor of its own, by the short
+    ones where no text is longer than the pretraining context, else by the long ones; cos and sin are multiplied by
+    attention_factor. transformers chooses anew for each text; here, as in vLLM and llama.cpp, the longest text that is
+    served does, as the keys of a text stay as they were turned.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+
+def longrope_attention_factor(factor: float, original: int) -> float:
+    """What cos and sin are multiplied by where a configuration does not say (arXiv 2402.13753). factor: how many times
+    the pretraining context, of `original` tokens, the served one is."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
     """What cos and sin are multiplied by where a configuration does not say: 0.1 ln(factor) + 1 (arXiv 2309.00071).
 
@@ -59,4 +79,4 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
     return of(mscale) / of(mscale_all_dim) if mscale and mscale_all_dim else of(1.0)
 
 
-RopeScaling = Llama3RopeScaling | LinearRopeScaling | DynamicRopeScaling | YarnRopeScaling
+RopeScaling = Llama3RopeScaling | LinearRopeScaling | DynamicRopeScaling | YarnRopeScaling | LongRopeScaling

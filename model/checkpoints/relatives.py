@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `granite` (3.x, dense) | factors of embedding, attention, residual branches, logits | multiplied into the weights |
 | `phi3` (Phi-3, Phi-4) | joined linears of q, k, v, and of gate and up | cut apart |
+|                       | heads of which a part turns | what turns is put where a Llama has it |
 | `gemma3` (Gemma 3 with images) | a language model beside a vision tower | the former is read, as `gemma3_text` |
 | `gemma3_text` (Gemma 3) | norms by 1 + weight, a factor of the embedding, attention's scale | put into the weights |
 
@@ -18,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hamburger.model.checkpoints.config.kinds import KINDS
+from hamburger.model.checkpoints.config.values import positive
 from hamburger.model.checkpoints.sources import CheckpointError
 
 if TYPE_CHECKING:  # the HTTP process asks what is supported, and has no torch
@@ -68,6 +70,7 @@ def retold_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     changes: dict[str, Any] = {"model_type": _RETOLD[kind]}
     if kind == "phi3":
         changes["sliding_window"] = config.get("sliding_window")  # Mistral's default would be one
+        changes |= _phi3_rope(config, where)
     return {**config, **changes}
 
 
@@ -83,7 +86,7 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
             case "granite":
                 return _granite(config, tensors, where)
             case "phi3":
-                return _phi3(config, tensors)
+                return _phi3(config, tensors, where)
             case "gemma3":
                 text = {
                     retold_name(config, name): entry
@@ -204,10 +207,45 @@ def _gemma3(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
     return _lazy(found)
 
 
-def _phi3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _phi3_rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """How a Phi-3 turns, as parse_rope has it: `su` and `yarn` are old names of longrope. Raises CheckpointError."""
+    changes: dict[str, Any] = {
+        "original_max_position_embeddings": config.get("original_max_position_embeddings", 4096),
+        "rotary_dim": _phi3_rotary_dim(config, where),
+        "partial_rotary_factor": None,
+    }
+    for field in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(field), Mapping):
+            kinds = {key: "longrope" for key in ("rope_type", "type") if rope.get(key) in ("su", "yarn")}
+            changes[field] = {**rope, **kinds, "partial_rotary_factor": None}
+    return changes
+
+
+def _phi3_rotary_dim(config: Mapping[str, Any], where: str) -> int | None:
+    """Numbers of a head that turn, the first ones; None: all. Raises CheckpointError."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    said = {**config, **rope} if isinstance(rope, Mapping) else config
+    part = positive(said, "partial_rotary_factor", where, 1.0)
+    return None if part == 1 else int(_head_dim(config) * part)
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _in_halves(heads: int, head_dim: int, rotary_dim: int) -> list[int]:
+    """Rows of so many heads of which the first rotary_dim numbers turn, each with the one half of them behind: as a
+    Llama has them, half a head behind. Queries and keys alike, so that their products stay."""
+    turned, still = rotary_dim // 2, head_dim // 2 - rotary_dim // 2
+    firsts = (0, rotary_dim), (turned, rotary_dim + still)  # of each half: of what turns, and of what does not
+    one = [at for first, left in firsts for at in (*range(first, first + turned), *range(left, left + still))]
+    return [head * head_dim + at for head in range(heads) for at in one]
+
+
+def _phi3(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+    head_dim = _head_dim(config)
     parts = {
         "self_attn.qkv_proj.weight": (
             ("self_attn.q_proj.weight", heads * head_dim),
@@ -221,6 +259,11 @@ def _phi3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[s
     }
     from hamburger.model.checkpoints.lazy_tensors import Lazy
 
+    rotary_dim = _phi3_rotary_dim(config, where)
+    orders = {}
+    if rotary_dim is not None:
+        numbers = {"self_attn.q_proj.weight": heads, "self_attn.k_proj.weight": kv_heads}
+        orders = {part: _in_halves(number, head_dim, rotary_dim) for part, number in numbers.items()}
     found: dict[str, Tensor | Lazy] = {}
     for name, entry in _entries_of(tensors).items():
         joined = next((joined for joined in parts if name.endswith(joined)), None)
@@ -231,11 +274,12 @@ def _phi3(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[s
             raise ValueError(f"{name} has {entry.shape[0]} rows")
         first = 0
         for part, rows in parts[joined]:
-            make = partial(_rows, tensors, name, first, rows)
+            make = partial(_rows, tensors, name, first, rows, orders.get(part))
             found[name.removesuffix(joined) + part] = Lazy((rows, *entry.shape[1:]), entry.dtype, make)
             first += rows
     return _lazy(found)
 
 
-def _rows(tensors: Mapping[str, Tensor], name: str, first: int, number: int) -> Tensor:
-    return tensors[name].narrow(0, first, number)
+def _rows(tensors: Mapping[str, Tensor], name: str, first: int, number: int, order: list[int] | None) -> Tensor:
+    rows = tensors[name].narrow(0, first, number)
+    return rows if order is None else rows[order]

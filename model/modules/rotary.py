@@ -6,9 +6,16 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from hamburger.model.config import Rope, TrunkConfig
-from hamburger.model.rope_scaling import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling, YarnRopeScaling
+from hamburger.model.rope_scaling import (
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    LongRopeScaling,
+    YarnRopeScaling,
+)
 
 
 class RotaryEmbedding(nn.Module):
@@ -18,9 +25,12 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.config = config
         scaling = config.rope_scaling
-        self._scale = scaling.attention_factor if isinstance(scaling, YarnRopeScaling) else 1.0
+        factor = scaling.attention_factor if isinstance(scaling, YarnRopeScaling | LongRopeScaling) else 1.0
+        scale = torch.full((config.rotary_dim or config.head_dim,), factor)
+        self._still = config.head_dim // 2 - len(scale) // 2  # numbers of each half, which neither turn nor grow
+        self._scale = pad(scale.view(2, -1), (0, self._still), value=1.0).flatten()
         positions = torch.arange(max_positions, dtype=torch.float32)
-        cos, sin = self._laid_out(torch.outer(positions, inverse_frequencies(config)))
+        cos, sin = self._laid_out(torch.outer(positions, inverse_frequencies(config, max_positions)))
         self.register_buffer("cos", cos.to(device, dtype), persistent=False)
         self.register_buffer("sin", sin.to(device, dtype), persistent=False)
         self.cos: Tensor
@@ -63,8 +73,9 @@ class RotaryEmbedding(nn.Module):
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
     def _laid_out(self, angles: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = _in_order(angles)
-        return cos * self._scale, sin * self._scale
+        cos, sin = _in_order(pad(angles, (0, self._still)))
+        scale = self._scale.to(angles.device)
+        return cos * scale, sin * scale
 
 
 def _in_order(angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,8 +90,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, torch.cat((b, a), dim=-1), sin)
 
 
-def inverse_frequencies(config: TrunkConfig) -> Tensor:
-    """Rotary frequencies, float32 [head_dim / 2]; `dynamic` ones are those of the pretraining context."""
+def inverse_frequencies(config: TrunkConfig, max_positions: int = 0) -> Tensor:
+    """Rotary frequencies, float32 [rotary_dim / 2]; `dynamic` ones are those of the pretraining context, those of
+    `longrope` of texts of up to max_positions."""
     freqs = 1.0 / config.rope_theta ** _exponents(config)
     match config.rope_scaling:
         case LinearRopeScaling(factor=factor):
@@ -93,11 +105,15 @@ def inverse_frequencies(config: TrunkConfig) -> Tensor:
         case YarnRopeScaling() as s:
             kept = 1 - _yarn_ramp(config, s)
             return freqs / s.factor * (1 - kept) + freqs * kept
+        case LongRopeScaling() as s:
+            is_long = max_positions > s.original_max_position_embeddings
+            return freqs / torch.tensor(s.long_factor if is_long else s.short_factor)
     return freqs
 
 
 def _exponents(config: TrunkConfig, device: torch.device | None = None) -> Tensor:
-    return torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+    size = config.rotary_dim or config.head_dim
+    return torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
 
 
 def _dynamic(config: TrunkConfig, factor: float, lengths: Tensor) -> Tensor:

@@ -82,9 +82,10 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
             "granite, phi3, gemma3",
         ),
         (
-            {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
-            "longrope.*default, linear, dynamic",
+            {"rope_scaling": {"rope_type": "proportional", "factor": 2.0}},
+            "proportional.*default, linear, dynamic, llama3, yarn, longrope",
         ),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "short_factor is missing"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.device.loras import LoraFolders
 from hamburger.engine.types.messages import LoadLora
 from hamburger.model.assemble import assemble
-from hamburger.model.checkpoints.config.hf import read_trunk_config
+from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.lora_folder import base_config, read_lora
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
 from hamburger.model.config import ModelConfig
+from hamburger.model.rope_scaling import LongRopeScaling
 from lora_folders import lora_folder, merged_by_peft, saved_adapter
 from peer import SIZES, greedy, saved
 from small_models import CPU, core_of, params, run_core, tokens_of
@@ -28,6 +30,13 @@ from transformers_answers import assert_answers_are, served
 FACTORS = {
     "embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 8.0,
 }  # fmt: skip
+
+
+def longrope(size: int) -> dict[str, Any]:
+    short, long = ([start + 0.3 * i for i in range(size)] for start in (1.0, 2.5))
+    return {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": short, "long_factor": long}
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "granite": {"model_type": "granite", "tie_word_embeddings": True, **FACTORS},
     "granite_untied": {"model_type": "granite", "tie_word_embeddings": False, **FACTORS},
@@ -36,7 +45,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3"},
     "phi3_sliding": {"model_type": "phi3", "sliding_window": 12},
     "phi3_tied": {"model_type": "phi3", "tie_word_embeddings": True},
-}
+    "phi3_partial": {"model_type": "phi3", "partial_rotary_factor": 0.5},
+    # Texts are longer than 16 tokens, and shorter than 1,000: transformers goes by the text, we by what is served.
+    "phi3_long": {
+        "model_type": "phi3", "original_max_position_embeddings": 16, "rope_parameters": longrope(4)
+    },
+    "phi3_short": {
+        "model_type": "phi3", "original_max_position_embeddings": 1000, "max_position_embeddings": 4000,
+        "rope_parameters": longrope(4),
+    },
+    "phi4_mini": {
+        "model_type": "phi3", "original_max_position_embeddings": 16, "tie_word_embeddings": True,
+        "rope_parameters": {**longrope(3), "partial_rotary_factor": 0.75},
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,26 +107,52 @@ def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
         load_checkpoint(resolve_source(str(tmp_path)), torch.float32)
 
 
-def test_phi_of_long_context_is_refused_by_its_rope(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps(
-            {
-                **SIZES,
-                "model_type": "phi3",
-                "rms_norm_eps": 1e-5,
-                "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
-            }
-        )
-    )
-    with pytest.raises(CheckpointError, match="longrope"):
+def phi3_config(**changes: Any) -> dict[str, Any]:
+    return {**SIZES, "model_type": "phi3", "rms_norm_eps": 1e-5, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_scaling": {**longrope(4), "long_factor": [1.0] * 3}}, "long_factor has 3 numbers, but 4 wavelengths"),
+        ({"rope_scaling": {**longrope(4), "short_factor": None}}, "short_factor is None"),
+        ({"rope_scaling": {**longrope(4), "short_factor": [1.0, 1.0, 1.0, 0]}}, "short_factor is 0"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4}}, "long_factor is missing"),
+        ({"partial_rotary_factor": "half"}, "partial_rotary_factor is 'half'"),
+        ({"partial_rotary_factor": 2.0}, "rotary_dim is 16"),
+        ({"partial_rotary_factor": 0.4}, "rotary_dim is 3"),
+    ],
+)
+def test_what_a_phi_cannot_turn_by_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(phi3_config(**changes)))
+    with pytest.raises(CheckpointError, match=message):
         read_trunk_config(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["granite", "granite_with_biases", "phi3", "smollm3", "olmo2", "gemma3_text"])
+@pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
+def test_older_names_of_longrope_are_read(name: str) -> None:
+    """As of Phi-3-mini-128k-instruct, whose factor and attention factor follow from its two contexts."""
+    rope = {"type": name, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config = phi3_config(original_max_position_embeddings=4096, max_position_embeddings=131072, rope_scaling=rope)
+    found = parse_trunk_config(config, "config.json").rope_scaling
+    assert isinstance(found, LongRopeScaling)
+    assert found.attention_factor == pytest.approx((1 + math.log(32) / math.log(4096)) ** 0.5)
+
+
+@pytest.mark.parametrize("kind", ["phi3_long", "phi3_partial", "phi4_mini"])
+def test_a_shape_is_told_and_read_again(tmp_path: Path, kind: str) -> None:
+    saved(tmp_path, **KINDS[kind])
+    trunk = read_trunk_config(tmp_path)
+    assert parse_trunk_config(json.loads(json.dumps(trunk_config_json(trunk))), "config.json") == trunk
+
+
+@pytest.mark.parametrize(
+    "kind", ["granite", "granite_with_biases", "phi3", "phi4_mini", "smollm3", "olmo2", "gemma3_text"]
+)
 def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> None:
     """Retold as the weights are; kinds that are read as they are have nothing to retell."""
     peer = saved(tmp_path, **KINDS.get(kind, {"model_type": kind}))
-    targets = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"] if kind == "phi3" else "all-linear"
+    targets = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"] if kind.startswith("phi") else "all-linear"
     folder = saved_adapter(tmp_path / "adapter", peer, 1, r=4, lora_alpha=6, target_modules=targets)
     source = resolve_source(str(tmp_path))
     checkpoint = load_checkpoint(source, torch.float32)

@@ -59,6 +59,7 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             rms_norm_eps=positive(config, "rms_norm_eps", where),
             rope_theta=theta,
             rope_scaling=scaling,
+            rotary_dim=None if config.get("rotary_dim") is None else whole(config, "rotary_dim", where),
             tie_word_embeddings=flag(config, "tie_word_embeddings", where, default=kind.tied),
             max_position_embeddings=whole(config, "max_position_embeddings", where),
             eos_token_ids=_ids(config.get("eos_token_id")),
@@ -168,6 +169,8 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         "max_position_embeddings": t.max_position_embeddings,
         "eos_token_id": list(t.eos_token_ids),
     }
+    if t.rotary_dim is not None:
+        values["rotary_dim"] = t.rotary_dim
     kind = KINDS[t.architecture]
     field, activation = ACTIVATIONS[kind.activation]
     values[field] = activation

@@ -13,8 +13,10 @@ from hamburger.model.rope_scaling import (
     DynamicRopeScaling,
     LinearRopeScaling,
     Llama3RopeScaling,
+    LongRopeScaling,
     RopeScaling,
     YarnRopeScaling,
+    longrope_attention_factor,
     yarn_attention_factor,
 )
 
@@ -23,6 +25,7 @@ _ROPE_NAMES: dict[type[RopeScaling], str] = {
     DynamicRopeScaling: "dynamic",
     Llama3RopeScaling: "llama3",
     YarnRopeScaling: "yarn",
+    LongRopeScaling: "longrope",
 }
 _ROPE_TYPES = tuple(_ROPE_NAMES.values())
 
@@ -42,7 +45,7 @@ def parse_rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScalin
     if of_old and not _says_no_more(of_old, {"rope_theta": theta, **rope}):
         raise CheckpointError(f"{where}: rope_scaling and rope_parameters say different things: leave one of them out.")
     if any(said.get("partial_rotary_factor") not in (None, 1) for said in (config, rope)):
-        raise CheckpointError(f"{where}: partial_rotary_factor is not supported.")
+        raise CheckpointError(f"{where}: partial_rotary_factor is not supported for this kind of model.")
     kind = _type_of(rope)
     if kind == "default":
         return theta, None
@@ -50,12 +53,20 @@ def parse_rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScalin
         raise CheckpointError(
             f"{where}: rope_type {kind!r} is not supported; supported are: default, {', '.join(_ROPE_TYPES)}."
         )
+    longest, name = whole(config, "max_position_embeddings", where), "original_max_position_embeddings"
+    stated = next((said for said in (config, rope) if said.get(name)), None)  # as transformers ranks them
+    original = longest if stated is None else whole(stated, name, where)
+    if kind == "longrope":
+        factor = positive(rope, "factor", where, longest / original)
+        return theta, LongRopeScaling(
+            short_factor=_factors(rope, "short_factor", where),
+            long_factor=_factors(rope, "long_factor", where),
+            original_max_position_embeddings=original,
+            attention_factor=positive(rope, "attention_factor", where, longrope_attention_factor(factor, original)),
+        )
     factor = positive(rope, "factor", where)
     if factor < 1:
         raise CheckpointError(f"{where}: the rope scaling's factor is {factor:g}: it must be at least 1.")
-    name = "original_max_position_embeddings"
-    stated = next((said for said in (config, rope) if said.get(name)), None)  # as transformers ranks them
-    original = whole(config, "max_position_embeddings", where) if stated is None else whole(stated, name, where)
     match kind:
         case "linear":
             return theta, LinearRopeScaling(factor=factor)
@@ -98,6 +109,13 @@ def rope_json(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     if scaling is not None:
         rope |= {"rope_type": _ROPE_NAMES[type(scaling)], **asdict(scaling)}
     return rope
+
+
+def _factors(rope: Mapping[str, Any], field: str, where: str) -> tuple[float, ...]:
+    values = rope[field]
+    if not isinstance(values, list | tuple):
+        raise CheckpointError(f"{where}: {field} is {values!r}: it must be a list of numbers.")
+    return tuple(positive({field: value}, field, where) for value in values)
 
 
 def _kind_of(config: Mapping[str, Any]) -> Kind:
