@@ -25,10 +25,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.config = config
         scaling = config.rope_scaling
-        factor = scaling.attention_factor if isinstance(scaling, YarnRopeScaling | LongRopeScaling) else 1.0
-        scale = torch.full((config.rotary_dim or config.head_dim,), factor)
-        self._still = config.head_dim // 2 - len(scale) // 2  # numbers of each half, which neither turn nor grow
-        self._scale = pad(scale.view(2, -1), (0, self._still), value=1.0).flatten()
+        self._scale = scaling.attention_factor if isinstance(scaling, YarnRopeScaling | LongRopeScaling) else 1.0
         positions = torch.arange(max_positions, dtype=torch.float32)
         cos, sin = self._laid_out(torch.outer(positions, inverse_frequencies(config, max_positions)))
         self.register_buffer("cos", cos.to(device, dtype), persistent=False)
@@ -73,8 +70,9 @@ class RotaryEmbedding(nn.Module):
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
     def _laid_out(self, angles: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = _in_order(pad(angles, (0, self._still)))
-        scale = self._scale.to(angles.device)
+        still = self.config.head_dim // 2 - angles.shape[-1]  # numbers of each half, which neither turn nor grow
+        cos, sin = _in_order(pad(angles, (0, still)))
+        scale = pad(angles.new_full(angles.shape[-1:], self._scale), (0, still), value=1.0).repeat(2)
         return cos * scale, sin * scale
 
 
