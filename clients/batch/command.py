@@ -124,8 +124,11 @@ def _run(args: argparse.Namespace, err: Console) -> _Run:
     defaults: dict[str, Any] = {}
     if args.priority is not None:
         defaults["priority"] = args.priority
-    errors = args.errors_file or args.output_file.with_suffix(".errors.jsonl")
+    if args.input_file.is_fifo():
+        raise ValueError(f"--input-file {args.input_file} is a pipe, but it is read twice: write it to a file first.")
     check_output("--output-file", args.output_file)
+    beside = args.output_file.name.removesuffix(".jsonl") + ".errors.jsonl"
+    errors = args.errors_file or args.output_file.with_name(beside)
     check_output("--errors-file", errors)
     check_apart({"--input-file": args.input_file, "--output-file": args.output_file, "--errors-file": errors})
     models = [request.model for request in read_requests(args.input_file, fields, defaults)]  # all lines are sound

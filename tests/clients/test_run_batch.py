@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,63 @@ def test_answers_to_other_requests_are_not_taken_for_these(
     assert not (tmp_path / "new.jsonl").exists()
     assert batch(server, asked, asked) == 2
     assert "--input-file and --output-file are the same file" in capsys.readouterr().err
+
+
+def test_a_pipe_holds_no_answers_and_is_left_where_it_is(server: ScriptedServer, tmp_path: Path) -> None:
+    """Nor does a device: `--errors-file /dev/null` must not remove it."""
+    server.answer = echoed
+    asked = write(tmp_path / "in.jsonl", [line(str(i), str(i)) for i in range(3)])
+    out, errors = tmp_path / "out", tmp_path / "errors"
+    os.mkfifo(out)
+    os.mkfifo(errors)
+    with ThreadPoolExecutor() as pool:
+        answers, failures = pool.submit(rows_of, out), pool.submit(rows_of, errors)
+        assert batch(server, asked, out, "--errors-file", str(errors)) == 0
+        assert sorted(row["custom_id"] for row in answers.result()) == ["0", "1", "2"]
+        assert failures.result() == []
+    assert out.is_fifo()
+    assert errors.is_fifo()
+
+
+def test_two_runs_do_not_write_one_file(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answer = echoed
+    asked, out = write(tmp_path / "in.jsonl", [line("a")]), tmp_path / "out.jsonl"
+    with command._growing("--output-file", out) as first:
+        first.add({"custom_id": "a"})
+        assert batch(server, asked, out) == 2
+        assert "out.jsonl is written by another run now" in capsys.readouterr().err
+        assert rows_of(out) == [{"custom_id": "a"}]
+    assert server.requests == []
+    out.unlink()
+    assert batch(server, asked, out) == 0
+
+
+def test_what_cannot_hold_or_give_the_rows_is_named(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, pipe = write(tmp_path / "in.jsonl", [line("a")]), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for requests, out, message in (
+        (pipe, tmp_path / "out.jsonl", "is a pipe, but it is read twice"),
+        (asked, Path(), "--output-file . cannot be written"),
+        (asked, tmp_path / "out.jsonl.gz", "leave .gz out"),
+    ):
+        assert batch(server, requests, out) == 2
+        assert message in capsys.readouterr().err
+    assert server.requests == []
+
+
+def test_each_file_of_answers_has_errors_of_its_own(server: ScriptedServer, tmp_path: Path) -> None:
+    server.replies = [Reply(body=error_body("no", 400), status=400)]
+    asked = write(tmp_path / "in.jsonl", [line("a")])
+    for name in ("run.1", "run.2"):
+        assert batch(server, asked, tmp_path / name) == 1
+    assert sorted(path.name for path in tmp_path.glob("*.errors.jsonl")) == [
+        "run.1.errors.jsonl",
+        "run.2.errors.jsonl",
+    ]
 
 
 @pytest.mark.parametrize(
