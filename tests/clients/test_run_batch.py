@@ -6,6 +6,10 @@ import argparse
 import gzip
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -227,6 +231,7 @@ def test_each_file_of_answers_has_errors_of_its_own(server: ScriptedServer, tmp_
         ({"url": "http://other/v1/chat/completions"}, "url is no path of the API"),
         ({"body": "Hi"}, "body is missing or no object"),
         ({"body": {"stream": True}}, "body.stream is set"),
+        ({"body": {"background": True}}, "body.background is set"),
         ({"body": {"temperature": float("nan")}}, "holds NaN, Infinity"),
         ({"custom_id": "\ud800"}, "half of a surrogate pair"),
     ],
@@ -305,22 +310,23 @@ def test_a_failure_that_is_no_json_is_kept_as_text(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "out.errors.jsonl")[0]["response"]["body"] == {"error": {"message": "<html>gone"}}
 
 
-def test_ctrl_c_keeps_the_answers(
-    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def answer(body: dict[str, Any]) -> Reply:
-        return Reply(hang=True) if body["messages"][0]["content"] == "1" else echoed(body)
-
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_from_outside_keeps_the_answers(server: ScriptedServer, number: signal.Signals, tmp_path: Path) -> None:
     asked, out = write(tmp_path / "in.jsonl", [line("0", "0"), line("1", "1")]), tmp_path / "out.jsonl"
-    server.answer = answer
-    ask = command._ask
-
-    async def stopped(client: Any, request: Any) -> Any:
-        if request.custom_id == "1":
-            raise KeyboardInterrupt
-        return await ask(client, request)
-
-    monkeypatch.setattr(command, "_ask", stopped)
-    assert batch(server, asked, out, "--concurrency", "1") == 130
-    assert "stopped; the same command goes on from there" in capsys.readouterr().err
+    server.answer = lambda body: Reply(hang=True) if body["messages"][0]["content"] == "1" else echoed(body)
+    run = (  # a suite that a shell runs in the background inherits an ignored SIGINT
+        "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from hamburger.server.cli import main\nsys.exit(main(['run-batch', *sys.argv[1:]]))"
+    )
+    files = ["-i", str(asked), "-o", str(out), "--concurrency", "1"]
+    command_line = [sys.executable, "-c", run, "--url", server.url, *files]
+    with subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while len(server.requests) < 2:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; the same command goes on from there" in err
     assert [row["custom_id"] for row in rows_of(out)] == ["0"]
+    assert not (tmp_path / "out.errors.jsonl").exists()
