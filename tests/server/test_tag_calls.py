@@ -27,6 +27,10 @@ PROPERTIES: dict[str, Any] = {
     "any": {},
     "same": {"$ref": "#/$defs/x"},
     "either": {"type": ["string", "null"]},
+    "ratio": {"type": "float"},
+    "names": {"type": ["list", "null"]},
+    "name": {"type": "str"},
+    "when": {"type": "date"},
 }
 TOOLS = [
     Tool(type="function", function=Function(name="edit", parameters={"type": "object", "properties": PROPERTIES})),
@@ -86,6 +90,10 @@ def calls_of(text: str) -> list[tuple[str, str]]:
         ("same", "[1]", [1]),
         ("either", "null", None),
         ("either", "5", "5"),
+        ("ratio", "0.5", 0.5),
+        ("names", '["a"]', ["a"]),
+        ("name", "5", "5"),
+        ("when", "2026-11-30", "2026-11-30"),
     ],
 )  # fmt: skip
 def test_a_value_is_what_the_schema_says_of_it(key: str, written: str, value: Any) -> None:
@@ -107,6 +115,10 @@ TEXTS = {
     "no end": "<tool_call>\n<function=edit>\n" + tagged(path="x", deep="true") + "</tool_call>",
     "words between": "<tool_call>\n<function=edit>\n" + tagged(path="x") + "and so on</function>\n</tool_call>",
     "twice": called(tagged(path="x") + tagged(path="y", count="1")),
+    "values without an end": "<tool_call>\n<function=edit>\n<parameter=path>\na\nb\n<parameter=count>\n3\n"
+    "<parameter=lines>\n[1]\n</function>\n</tool_call>",
+    "a text without an end": "<tool_call>\n<function=edit>\n<parameter=path>\nab\n</function>\n</tool_call>\n",
+    "values that hold tags": called(tagged(path="<parameter=count>\n<parameter=path>\n</function>\n<parameter=n>")),
     "a value that looks like its end": called(tagged(path="</paramet\n</parameter \n<")),
     "cut in a text": "<tool_call>\n<function=edit>\n<parameter=path>\nhalf a te",
     "cut in a number": "<tool_call>\n<function=edit>\n" + tagged(path="x") + "<parameter=count>\n1",
@@ -124,6 +136,11 @@ CALLS = {
     "no end": [("edit", '{"path": "x", "deep": true}')],
     "words between": [("edit", '{"path": "x"}')],
     "twice": [("edit", '{"path": "x", "count": 1}')],
+    "values without an end": [("edit", '{"path": "a\\nb", "count": 3, "lines": [1]}')],
+    "a text without an end": [("edit", '{"path": "ab"}')],
+    "values that hold tags": [
+        ("edit", '{"path": "<parameter=count>\\n<parameter=path>\\n</function>\\n<parameter=n>"}')
+    ],
     "a value that looks like its end": [("edit", '{"path": "</paramet\\n</parameter \\n<"}')],
     "cut in a text": [("edit", '{"path": "half a te')],
     "cut in a number": [("edit", '{"path": "x"')],
