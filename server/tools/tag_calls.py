@@ -60,9 +60,25 @@ def tag_call(text: str, at: int, ends: ValueEnds, schemas: Mapping[str, Mapping[
                 continue
         elif text.startswith(_FUNCTION_END, begin):
             return Found([ToolCall(name, _arguments(parts) + "}")], begin + len(_FUNCTION_END))
-        elif any(tag.startswith(text[begin : begin + len(tag)]) for tag in (_PARAMETER, _FUNCTION_END)):
+        elif _may_begin(text, begin):
             return Found([ToolCall(name, _arguments(parts))])
         return Found([ToolCall(name, _arguments(parts) + "}")], at)
+
+
+def bare_tag_call(text: str, at: int, ends: ValueEnds, schemas: Mapping[str, Mapping[str, Any]]) -> Found:
+    """As tag_call, where nothing else says that it is a call: of a function of `schemas`, with what must follow."""
+    name, begin = _named(text, at + len(FUNCTION))
+    if name is None and begin < 0:
+        return Found()
+    begin = skip(text, begin)
+    if name in schemas and text.startswith((_PARAMETER, _FUNCTION_END), begin):
+        return tag_call(text, at, ends, schemas)
+    return Found(is_broken=name not in schemas or not _may_begin(text, begin))
+
+
+def _may_begin(text: str, at: int) -> bool:
+    """Whether the text ends at `at`, or with the beginning of a tag that stands in a function."""
+    return any(tag.startswith(text[at : at + len(tag)]) for tag in (_PARAMETER, _FUNCTION_END))
 
 
 def _arguments(parts: Mapping[str, str]) -> str:
