@@ -148,8 +148,8 @@ def _kinds(schema: Any, levels: int = 3) -> frozenset[str]:
         return frozenset()
     found = schema.get("type")
     if isinstance(found, str | list):
-        kinds = {_NAMED.get(kind) for kind in ([found] if isinstance(found, str) else found) if isinstance(kind, str)}
-        return frozenset(kind for kind in kinds if kind) if None not in kinds else frozenset()
+        named = [kind for kind in ([found] if isinstance(found, str) else found) if isinstance(kind, str)]
+        return frozenset(_NAMED[kind] for kind in named) if _NAMED.keys() >= {*named} else frozenset()
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         return frozenset(_KINDS[type(value)] for value in values)
