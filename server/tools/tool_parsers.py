@@ -128,6 +128,7 @@ def _marked(
         elif end.startswith(text[behind:]) and not is_final:
             return Parsed(content, calls)
         searched = ends.no_calls.get(start, start)
+    ends.no_calls[start] = max(searched, len(text) - max(len(begin), len(bare)) + 1)
     rest = text[start:] if is_final else min((_settled(text[start:], each) for each in (begin, bare)), key=len)
     return Parsed(_joined(content, rest, calls), calls)
 
