@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import secrets
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
@@ -35,7 +33,7 @@ from hamburger.clients.arguments import (
 )
 from hamburger.clients.bench_report import Level, Measured, print_tables, report
 from hamburger.clients.connection import Clients, client_options, first_model, transport_error
-from hamburger.clients.ends import fail
+from hamburger.clients.ends import fail, terminated_as_by_ctrl_c
 from hamburger.clients.figures import summarise
 from hamburger.clients.load import Job, allow_many_connections, closed_loop, open_loop, poisson_offsets
 from hamburger.clients.output_files import check_apart, check_output, write_output
@@ -188,7 +186,7 @@ async def _measure(
             )
     progress = Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal)
     async with Clients(client_options(args.url, args.api_key, args.timeout)) as clients:
-        with progress, _terminated_as_by_ctrl_c():
+        with progress, terminated_as_by_ctrl_c():
             for index, (number, level) in enumerate(zip(numbers, levels, strict=True)):
                 # All levels have the same work, and none is answered from the prefix cache that one before it filled.
                 prompts = cycle(dataset) if dataset else endless_prompts(words, seed, index)
@@ -241,20 +239,6 @@ def _words_per_token(client: httpx.Client, model: str) -> float:
         RecursionError,
     ):  # no count, 0, or one beyond all numbers
         return WORDS_PER_TOKEN
-
-
-@contextlib.contextmanager
-def _terminated_as_by_ctrl_c() -> Iterator[None]:
-    """`timeout` and batch systems send SIGTERM: what was measured until then is kept.
-
-    By the handler that asyncio.run has set for Ctrl-C, which cancels; an exception could be raised in any task.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    before = signal.signal(signal.SIGTERM, handler if callable(handler) else signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _no_progress() -> None:

@@ -1,8 +1,10 @@
-"""How a client's command ends: one line on stderr that says why, and an exit code."""
+"""How a client's command ends: one line on stderr that says why, and an exit code; by SIGTERM as by Ctrl-C."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
@@ -27,3 +29,17 @@ def end_of_resumable(work: Callable[[], int], err: Console) -> int:
         return fail(err, f"{message}. Answers so far are kept: the same command goes on from there.", 1)
     except KeyboardInterrupt:
         return fail(err, "stopped; the same command goes on from there", 130)
+
+
+@contextlib.contextmanager
+def terminated_as_by_ctrl_c() -> Iterator[None]:
+    """`timeout` and batch systems send SIGTERM: what was done until then is kept.
+
+    By the handler that asyncio.run has set for Ctrl-C, which cancels; an exception could be raised in any task.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGTERM, handler if callable(handler) else signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

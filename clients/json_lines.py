@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from hamburger.clients.output_files import reading, remove, writing
 
@@ -34,23 +34,24 @@ class GrowingFile(Generic[_T]):
     there. A context manager: it closes the file, and leaves none where there was none and no row came."""
 
     def __init__(self, option: str, path: Path, parse: Callable[[int, bytes], _T]) -> None:
-        """Read what is there: `rows`, of each line with its number, from 1. A last line that was cut off is dropped.
+        """Read what is there: `rows`, of each line with its number, from 1. A last line that was cut off is dropped. A
+        device or a pipe holds nothing.
 
-        Raises OSError that names the option, and what `parse` raises, by which the file stays as it is.
+        Raises OSError that names the option, also where another run writes the file, ValueError for a name that says
+        it is compressed, and what `parse` raises, by which the file stays as it is.
         """
+        if path.suffix == ".gz":
+            raise ValueError(f"{option} {path} would hold plain lines, which a later run goes on from: leave .gz out.")
         self._option, self._path, self._is_new = option, path, not path.exists()
-        self.rows: list[_T] = []
-        if not self._is_new:
-            with reading(option, path):
-                data = path.read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            self.rows = [parse(number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()]
-            if whole != data:
-                with writing(option, path):
-                    path.write_bytes(whole)
+        self._is_device = not self._is_new and not path.is_file()
         with writing(option, path):
             # Half of a surrogate pair, which JSON can hold, is no text that a file can.
             self._file = path.open("a", encoding="utf-8", errors="replace")
+        try:
+            self.rows: list[_T] = [] if self._is_device else self._read(parse)
+        except BaseException:
+            self._file.close()
+            raise
         self._has_rows = bool(self.rows)
 
     def __enter__(self) -> GrowingFile[_T]:
@@ -64,6 +65,8 @@ class GrowingFile(Generic[_T]):
 
     def clear(self) -> None:
         """Leave none of its rows."""
+        if self._is_device:  # which is not to be removed
+            return
         self._is_new, self._has_rows = True, False
         with writing(self._option, self._path):
             self._file.truncate(0)
@@ -73,6 +76,31 @@ class GrowingFile(Generic[_T]):
         with writing(self._option, self._path):
             self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
             self._file.flush()
+
+    def _read(self, parse: Callable[[int, bytes], _T]) -> list[_T]:
+        _lock(self._option, self._path, self._file)
+        with reading(self._option, self._path):
+            data = self._path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        rows = [parse(number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()]
+        if whole != data:
+            with writing(self._option, self._path):
+                self._file.truncate(len(whole))
+        return rows
+
+
+def _lock(option: str, path: Path, file: IO[str]) -> None:
+    """Keep the file to this run until it is closed, where the system has such locks. Raises OSError."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OSError(f"{option} {path} is written by another run now: wait for it, or name another file.") from None
+    except OSError:  # some network's folders have none
+        return
 
 
 def check_text(name: str, text: str) -> None:

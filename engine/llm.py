@@ -37,6 +37,13 @@ class ChatTokenizer(TextDecoder, Protocol):
 
 _STOPS_SHARED = 8  # sets of stop strings among requests
 _CHAT = 'a list of {"role": ..., "content": ...}'
+# What vLLM's chat takes; a template, which ignores what it does not know, would get it as a variable.
+_NO_VARIABLES = {
+    "use_tqdm": "use progress",
+    "lora_request": "use load_lora, and lora",
+    "chat_template_kwargs": "give each of its names as an argument",
+    "chat_template": "the model's own is used",
+}
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -140,8 +147,11 @@ class LLM:
     ) -> list[GenerationResult]:
         """Answer one conversation or several, written with the model's chat template; otherwise as `generate`.
 
-        template_kwargs go to the template (such as add_generation_prompt, continue_final_message).
+        template_kwargs go to the template (such as add_generation_prompt, continue_final_message). Raises TypeError for
+        names of vLLM's arguments, which have another one here.
         """
+        for name in _NO_VARIABLES.keys() & template_kwargs:
+            raise TypeError(f"LLM.chat() got an unexpected keyword argument {name!r}: {_NO_VARIABLES[name]}")
 
         def encode(_: int, chat: Sequence[Message]) -> list[int]:
             turns = [dict(_message(turn)) for turn in _listed("messages", _CHAT, chat)]
@@ -226,6 +236,8 @@ class LLM:
         if not isinstance(params, SamplingParams):
             raise InvalidRequest(f"sampling_params holds {shown(params)}: use SamplingParams.", "sampling_params")
         try:
+            if isinstance(prompt, bytes | bytearray):  # a text that was read as bytes, not ids
+                raise TypeError
             ids = [index(token_id) for token_id in prompt]
         except TypeError:
             wanted = "a text or a list of token ids"

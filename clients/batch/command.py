@@ -38,7 +38,7 @@ from hamburger.clients.batch.lines import (
     read_requests,
 )
 from hamburger.clients.connection import FULL, Clients, check_answer, client_options, first_model, patient_post
-from hamburger.clients.ends import end_of_resumable
+from hamburger.clients.ends import end_of_resumable, terminated_as_by_ctrl_c
 from hamburger.clients.json_lines import GrowingFile
 from hamburger.clients.load import allow_many_connections
 from hamburger.clients.output_files import check_apart, check_output
@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, keep, count. Returns 0; 1 when a request failed, 2 for options or files, 130 for Ctrl-C."""
+    """Ask, keep, count. Returns 0; 1 when a request failed, 2 for options or files, 130 for Ctrl-C or SIGTERM."""
     err = Console(stderr=True, highlight=False)
     allow_many_connections()
     return end_of_resumable(lambda: 1 if _run(args, err).failed else 0, err)
@@ -124,8 +124,11 @@ def _run(args: argparse.Namespace, err: Console) -> _Run:
     defaults: dict[str, Any] = {}
     if args.priority is not None:
         defaults["priority"] = args.priority
-    errors = args.errors_file or args.output_file.with_suffix(".errors.jsonl")
+    if args.input_file.is_fifo():
+        raise ValueError(f"--input-file {args.input_file} is a pipe, but it is read twice: write it to a file first.")
     check_output("--output-file", args.output_file)
+    beside = args.output_file.name.removesuffix(".jsonl") + ".errors.jsonl"
+    errors = args.errors_file or args.output_file.with_name(beside)
     check_output("--errors-file", errors)
     check_apart({"--input-file": args.input_file, "--output-file": args.output_file, "--errors-file": errors})
     models = [request.model for request in read_requests(args.input_file, fields, defaults)]  # all lines are sound
@@ -182,8 +185,9 @@ async def _ask_all(
                     done.tokens += _tokens(body)
                 on_end()
 
-    async with Clients(client_options(args.url, args.api_key, args.timeout)) as clients:
-        await asyncio.gather(*(worker() for _ in range(min(args.concurrency, len(requests)))))
+    with terminated_as_by_ctrl_c():
+        async with Clients(client_options(args.url, args.api_key, args.timeout)) as clients:
+            await asyncio.gather(*(worker() for _ in range(min(args.concurrency, len(requests)))))
     return done
 
 

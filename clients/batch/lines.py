@@ -75,8 +75,9 @@ def _request(where: str, row: Any, fields: Mapping[str, Any], defaults: Mapping[
         raise ValueError(f"{where}: url is no path of the API: write it like /v1/chat/completions.")
     if not isinstance(body, dict):
         raise ValueError(f"{where}: body is missing or no object: it is what the request says.")
-    if body.get("stream"):
-        raise ValueError(f"{where}: body.stream is set, but answers of a batch come whole: leave it out.")
+    for field in ("stream", "background"):
+        if body.get(field):
+            raise ValueError(f"{where}: body.{field} is set, but answers of a batch come whole: leave it out.")
     whole = {**defaults, **body, **fields}
     try:
         data = json.dumps(whole, allow_nan=False).encode()

@@ -20,7 +20,7 @@ def answer_or_calls_parser(family: Family, schemas: Mapping[str, Mapping[str, An
     heads: tuple[str, ...] = ()
     if family in ("json", "llama3"):
         heads = tuple(f'{{"name":"{name}","{key}":{{' for name in schemas for key in ("arguments", "parameters"))
-    return partial(_parsed, markers=markers, heads=heads, calls=parser_of(family, schemas))
+    return partial(_parsed, markers=markers, heads=heads, calls=parser_of(family, schemas, is_held=True))
 
 
 def _parsed(

@@ -7,7 +7,8 @@
     </function>
 
 A value is text: the function's schema says what it is as JSON. Where that is text alone it is given as it grows, else
-once it is whole. What comes last may be left out: `</function>`, if something else follows.
+once it is whole. What comes last may be left out, as models do: `</function>`, if something else follows, and
+`</parameter>` before another of the function's parameters, or before the end of the call.
 """
 
 from __future__ import annotations
@@ -21,8 +22,13 @@ from hamburger.server.tools.value_ends import GrownText, ValueEnds
 
 FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_VALUE_ENDS = (f"\n{_PARAMETER_END}", _PARAMETER_END)
+_CALL_END = f"\n{_FUNCTION_END}\n</tool_call>"
 _KINDS = {
     str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"
+}  # fmt: skip
+_NAMED = {kind: kind for kind in _KINDS.values()} | {  # and names of other languages, as tools of clients have them
+    "str": "string", "bool": "boolean", "int": "integer", "float": "number", "list": "array", "dict": "object"
 }  # fmt: skip
 _TEXT = frozenset(["string"])
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # as some models write them
@@ -43,7 +49,9 @@ def tag_call(text: str, at: int, ends: ValueEnds, schemas: Mapping[str, Mapping[
             if key is None and start < 0:
                 return Found([ToolCall(name, _arguments(parts))])
             if key is not None:
-                value, end = _value(text, start, ends, _kinds(properties[key]) if key in properties else _TEXT)
+                kinds = _kinds(properties[key]) if key in properties else _TEXT
+                others = (f"\n{_PARAMETER}{other}>" for other in properties if other not in parts and other != key)
+                value, end = _value(text, start, ends, kinds, (_CALL_END, *others))
                 if value:
                     parts.setdefault(key, f"{json.dumps(key, ensure_ascii=False)}: {value}")
                 if end is None:
@@ -52,9 +60,25 @@ def tag_call(text: str, at: int, ends: ValueEnds, schemas: Mapping[str, Mapping[
                 continue
         elif text.startswith(_FUNCTION_END, begin):
             return Found([ToolCall(name, _arguments(parts) + "}")], begin + len(_FUNCTION_END))
-        elif any(tag.startswith(text[begin : begin + len(tag)]) for tag in (_PARAMETER, _FUNCTION_END)):
+        elif _may_begin(text, begin):
             return Found([ToolCall(name, _arguments(parts))])
         return Found([ToolCall(name, _arguments(parts) + "}")], at)
+
+
+def bare_tag_call(text: str, at: int, ends: ValueEnds, schemas: Mapping[str, Mapping[str, Any]]) -> Found:
+    """As tag_call, where nothing else says that it is a call: of a function of `schemas`, with what must follow."""
+    name, begin = _named(text, at + len(FUNCTION))
+    if name is None and begin < 0:
+        return Found()
+    begin = skip(text, begin)
+    if name in schemas and text.startswith((_PARAMETER, _FUNCTION_END), begin):
+        return tag_call(text, at, ends, schemas)
+    return Found(is_broken=name not in schemas or not _may_begin(text, begin))
+
+
+def _may_begin(text: str, at: int) -> bool:
+    """Whether the text ends at `at`, or with the beginning of a tag that stands in a function."""
+    return any(tag.startswith(text[at : at + len(tag)]) for tag in (_PARAMETER, _FUNCTION_END))
 
 
 def _arguments(parts: Mapping[str, str]) -> str:
@@ -70,34 +94,36 @@ def _named(text: str, at: int) -> tuple[str | None, int]:
     return (None, -1) if end < 0 else (name, end + 1)
 
 
-def _value(text: str, start: int, ends: ValueEnds, kinds: Collection[str]) -> tuple[str, int | None]:
-    """The JSON of the value that begins at `start`, as far as it is there, and where its tag has ended."""
+def _value(
+    text: str, start: int, ends: ValueEnds, kinds: Collection[str], next_tags: Collection[str]
+) -> tuple[str, int | None]:
+    """The JSON of the value that begins at `start`, as far as it is there, and where its tag has ended.
+
+    next_tags: what ends it, too, with the line break before.
+    """
     is_text = kinds == _TEXT
     if start == len(text):
         return '"' if is_text else "", None
     begin = start + text.startswith("\n", start)
-    known = ends.texts.get(start, GrownText(begin, '"'))
+    known = ends.texts.get(start, GrownText(begin, '"' if is_text else ""))
     if known.end is None:
-        close = text.find(_PARAMETER_END, known.reached)
-        if close < 0 and not is_text:
-            return "", None
-        last = _end_of_text(text, known.reached, close)
-        value = known.json + _escaped(text[known.reached : last]) if is_text else _as_json(text[begin:last], kinds)
+        tags = (*_VALUE_ENDS, *next_tags)
+        found = [(at, tag) for tag in tags if (at := text.find(tag, known.reached)) >= 0]
+        last, tag = min(found) if found else (_begun(text, known.reached, tags), "")
+        value = known.json + _escaped(text[known.reached : last]) if is_text else ""
         known = GrownText(last, value)
-        if close >= 0:
-            known = GrownText(last, value + '"' if is_text else value, close + len(_PARAMETER_END))
+        if tag:
+            value = value + '"' if is_text else _as_json(text[begin:last], kinds)
+            known = GrownText(last, value, last + (len(tag) if tag in _VALUE_ENDS else 1))
         ends.texts[start] = known
     return known.json, known.end
 
 
-def _end_of_text(text: str, start: int, close: int) -> int:
-    """Of a value from `start` on, without the line break before its closing tag. close: where that stands; below 0:
-    what may be its beginning is left out."""
-    if close >= 0:
-        return close - (close > start and text[close - 1] == "\n")
-    for size in range(min(len(_PARAMETER_END) + 1, len(text) - start), 0, -1):
-        if any(tag.startswith(text[-size:]) for tag in (f"\n{_PARAMETER_END}", _PARAMETER_END)):
-            return len(text) - size
+def _begun(text: str, start: int, tags: Collection[str]) -> int:
+    """Where, from `start` on, what may be the beginning of a tag stands at the end of the text."""
+    for at in range(max(start, len(text) - max(map(len, tags))), len(text)):
+        if text[at] in "\n<" and any(tag.startswith(text[at:]) for tag in tags):
+            return at
     return len(text)
 
 
@@ -120,10 +146,10 @@ def _kinds(schema: Any, levels: int = 3) -> frozenset[str]:
     """The types that a schema lets a value have; empty for any. levels: of choices within choices."""
     if not isinstance(schema, Mapping) or not levels:
         return frozenset()
-    if isinstance(found := schema.get("type"), str):
-        return frozenset([found])
-    if isinstance(found, list):
-        return frozenset(kind for kind in found if isinstance(kind, str))
+    found = schema.get("type")
+    if isinstance(found, str | list):
+        named = [kind for kind in ([found] if isinstance(found, str) else found) if isinstance(kind, str)]
+        return frozenset(_NAMED[kind] for kind in named) if _NAMED.keys() >= {*named} else frozenset()
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         return frozenset(_KINDS[type(value)] for value in values)

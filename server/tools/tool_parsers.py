@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Literal
 
 from hamburger.server.tools.json_calls import Found, ToolCall, calls_at, skip
-from hamburger.server.tools.tag_calls import FUNCTION, tag_call
+from hamburger.server.tools.tag_calls import FUNCTION, bare_tag_call, tag_call
 from hamburger.server.tools.value_ends import ValueEnds
 
 Family = Literal["hermes", "llama3", "mistral", "json"]
@@ -59,11 +59,15 @@ def family_of(chat_template: str | None) -> Family:
     return "json"
 
 
-def parser_of(family: Family, schemas: Mapping[str, Mapping[str, Any]]) -> Parser:
-    """schemas: of the tools' arguments, by their names. JSON without a marker must name one of them."""
+def parser_of(family: Family, schemas: Mapping[str, Mapping[str, Any]], *, is_held: bool = False) -> Parser:
+    """schemas: of the tools' arguments, by their names. A call without a marker must name one of them.
+
+    is_held: whether a grammar holds the calls behind markers, so that others, which it knows as text, are none.
+    """
     match family:
         case "hermes":
-            return partial(_marked, begin=HERMES_BEGIN, end=HERMES_END, find=partial(_hermes_calls, schemas=schemas))
+            find = partial(_hermes_calls, schemas=schemas)
+            return partial(_marked, begin=HERMES_BEGIN, end=HERMES_END, find=find, bare="" if is_held else FUNCTION)
         case "mistral":
             return partial(_marked, begin=MISTRAL_BEGIN, find=_mistral_calls)
         case "llama3":
@@ -94,17 +98,19 @@ def _marked(
     begin: str,
     find: _Find,
     end: str = "",
+    bare: str = "",
     start: int = 0,
     calls: Sequence[ToolCall] = (),
 ) -> Parsed:
-    """Calls each stand behind a marker `begin`, perhaps before one `end`; what is beside them is content.
+    """Calls each stand behind a marker `begin`, perhaps before one `end`; what is beside them is content. Those that
+    begin with `bare` may lack their marker, as Qwen3-Coder forgets it.
 
     start: where the text begins, behind the calls that were found before.
     """
     content, calls = "", [*calls]
     searched = ends.no_calls.get(start, start)  # start: of what is neither content nor a call yet
-    while (at := text.find(begin, searched)) >= 0:
-        searched = at + len(begin)
+    while (at := _next_call(text, begin, bare, searched)) >= 0:
+        searched = at + (len(begin) if text.startswith(begin, at) else len(bare))
         found = find(text, searched, is_final, ends)
         if found.is_broken:  # no call: the marker is text, and a later one may begin a call
             ends.no_calls[start] = searched
@@ -122,8 +128,16 @@ def _marked(
         elif end.startswith(text[behind:]) and not is_final:
             return Parsed(content, calls)
         searched = ends.no_calls.get(start, start)
-    rest = text[start:] if is_final else _settled(text[start:], begin)
+    ends.no_calls[start] = max(searched, len(text) - max(len(begin), len(bare)) + 1)
+    rest = text[start:] if is_final else min((_settled(text[start:], each) for each in (begin, bare)), key=len)
     return Parsed(_joined(content, rest, calls), calls)
+
+
+def _next_call(text: str, begin: str, bare: str, start: int) -> int:
+    """Where the next one begins; below 0: nowhere."""
+    marked = text.find(begin, start)
+    other = text.find(bare, start, marked if marked >= 0 else len(text)) if bare else -1
+    return marked if other < 0 else other
 
 
 def _bare(text: str, is_final: bool, ends: ValueEnds, *, names: Collection[str], marker: str | None) -> Parsed:
@@ -155,9 +169,10 @@ def _any_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> Found:
 def _hermes_calls(
     text: str, at: int, is_final: bool, ends: ValueEnds, *, schemas: Mapping[str, Mapping[str, Any]]
 ) -> Found:
-    at, found = skip(text, at), Found()
+    is_bare = text.startswith(FUNCTION, at - len(FUNCTION))
+    at, found = at - len(FUNCTION) if is_bare else skip(text, at), Found()
     while text.startswith(FUNCTION, at):
-        one = tag_call(text, at, ends, schemas)
+        one = (bare_tag_call if is_bare else tag_call)(text, at, ends, schemas)
         if one.is_broken and found.calls:
             return found
         found = Found([*found.calls, *one.calls], one.end, one.is_broken)
@@ -166,7 +181,7 @@ def _hermes_calls(
         at = skip(text, found.end)
     if FUNCTION.startswith(text[at:]) and not is_final:  # another one may come
         return Found(found.calls)
-    return found if found.calls else calls_at(text, at, None, ends)
+    return found if found.calls or is_bare else calls_at(text, at, None, ends)
 
 
 def _mistral_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> Found:

@@ -59,7 +59,10 @@ class ToolUse:
         else:
             self.form = form
             asked = {function.name: function.arguments_schema() for function in self._functions}
-            self.parser = parser_of(family, asked) if form is None else answer_or_calls_parser(family, asked)
+            if form is None:
+                self.parser = parser_of(family, asked, is_held=self._is_held())
+            else:
+                self.parser = answer_or_calls_parser(family, asked)
 
     def schemas(self) -> dict[str, dict[str, Any]]:
         """What holds a call's arguments, by the names of the functions that may be called."""
@@ -73,8 +76,7 @@ class ToolUse:
         thought: the markers of what the model may write before, where the answer has a form; the first one is empty
         where that has begun. None: nothing.
         """
-        is_held = self._is_narrowed or any(function.strict for function in self._functions)
-        if self.grammar is not None or not (is_held or self.form):
+        if self.grammar is not None or not (self._is_held() or self.form):
             return None
         token = partial(_special_token, tokenizer)
         names = [function.name for function in self._functions]
@@ -88,6 +90,10 @@ class ToolUse:
             return GrammarSource("json", form, self.form.compact)
         rules = format_or_calls(self._family, names, token, self._most, thought)
         return GrammarSource("calls", (rules, [*schemas, form]), self.form.compact)
+
+    def _is_held(self) -> bool:
+        """Whether a grammar holds the calls that the model chooses to make."""
+        return self._is_narrowed or any(function.strict for function in self._functions)
 
     def lets_think(self, thought: Markers | None) -> bool:
         """Whether the answer's grammar has room for what the model writes for itself. thought: of open_grammar."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +165,63 @@ def test_answers_to_other_requests_are_not_taken_for_these(
     assert "--input-file and --output-file are the same file" in capsys.readouterr().err
 
 
+def test_a_pipe_holds_no_answers_and_is_left_where_it_is(server: ScriptedServer, tmp_path: Path) -> None:
+    """Nor does a device: `--errors-file /dev/null` must not remove it."""
+    server.answer = echoed
+    asked = write(tmp_path / "in.jsonl", [line(str(i), str(i)) for i in range(3)])
+    out, errors = tmp_path / "out", tmp_path / "errors"
+    os.mkfifo(out)
+    os.mkfifo(errors)
+    with ThreadPoolExecutor() as pool:
+        answers, failures = pool.submit(rows_of, out), pool.submit(rows_of, errors)
+        assert batch(server, asked, out, "--errors-file", str(errors)) == 0
+        assert sorted(row["custom_id"] for row in answers.result()) == ["0", "1", "2"]
+        assert failures.result() == []
+    assert out.is_fifo()
+    assert errors.is_fifo()
+
+
+def test_two_runs_do_not_write_one_file(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answer = echoed
+    asked, out = write(tmp_path / "in.jsonl", [line("a")]), tmp_path / "out.jsonl"
+    with command._growing("--output-file", out) as first:
+        first.add({"custom_id": "a"})
+        assert batch(server, asked, out) == 2
+        assert "out.jsonl is written by another run now" in capsys.readouterr().err
+        assert rows_of(out) == [{"custom_id": "a"}]
+    assert server.requests == []
+    out.unlink()
+    assert batch(server, asked, out) == 0
+
+
+def test_what_cannot_hold_or_give_the_rows_is_named(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, pipe = write(tmp_path / "in.jsonl", [line("a")]), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for requests, out, message in (
+        (pipe, tmp_path / "out.jsonl", "is a pipe, but it is read twice"),
+        (asked, Path(), "--output-file . cannot be written"),
+        (asked, tmp_path / "out.jsonl.gz", "leave .gz out"),
+    ):
+        assert batch(server, requests, out) == 2
+        assert message in capsys.readouterr().err
+    assert server.requests == []
+
+
+def test_each_file_of_answers_has_errors_of_its_own(server: ScriptedServer, tmp_path: Path) -> None:
+    server.replies = [Reply(body=error_body("no", 400), status=400)]
+    asked = write(tmp_path / "in.jsonl", [line("a")])
+    for name in ("run.1", "run.2"):
+        assert batch(server, asked, tmp_path / name) == 1
+    assert sorted(path.name for path in tmp_path.glob("*.errors.jsonl")) == [
+        "run.1.errors.jsonl",
+        "run.2.errors.jsonl",
+    ]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -168,6 +231,7 @@ def test_answers_to_other_requests_are_not_taken_for_these(
         ({"url": "http://other/v1/chat/completions"}, "url is no path of the API"),
         ({"body": "Hi"}, "body is missing or no object"),
         ({"body": {"stream": True}}, "body.stream is set"),
+        ({"body": {"background": True}}, "body.background is set"),
         ({"body": {"temperature": float("nan")}}, "holds NaN, Infinity"),
         ({"custom_id": "\ud800"}, "half of a surrogate pair"),
     ],
@@ -246,22 +310,23 @@ def test_a_failure_that_is_no_json_is_kept_as_text(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "out.errors.jsonl")[0]["response"]["body"] == {"error": {"message": "<html>gone"}}
 
 
-def test_ctrl_c_keeps_the_answers(
-    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def answer(body: dict[str, Any]) -> Reply:
-        return Reply(hang=True) if body["messages"][0]["content"] == "1" else echoed(body)
-
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_from_outside_keeps_the_answers(server: ScriptedServer, number: signal.Signals, tmp_path: Path) -> None:
     asked, out = write(tmp_path / "in.jsonl", [line("0", "0"), line("1", "1")]), tmp_path / "out.jsonl"
-    server.answer = answer
-    ask = command._ask
-
-    async def stopped(client: Any, request: Any) -> Any:
-        if request.custom_id == "1":
-            raise KeyboardInterrupt
-        return await ask(client, request)
-
-    monkeypatch.setattr(command, "_ask", stopped)
-    assert batch(server, asked, out, "--concurrency", "1") == 130
-    assert "stopped; the same command goes on from there" in capsys.readouterr().err
+    server.answer = lambda body: Reply(hang=True) if body["messages"][0]["content"] == "1" else echoed(body)
+    run = (  # a suite that a shell runs in the background inherits an ignored SIGINT
+        "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from hamburger.server.cli import main\nsys.exit(main(['run-batch', *sys.argv[1:]]))"
+    )
+    files = ["-i", str(asked), "-o", str(out), "--concurrency", "1"]
+    command_line = [sys.executable, "-c", run, "--url", server.url, *files]
+    with subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while len(server.requests) < 2:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; the same command goes on from there" in err
     assert [row["custom_id"] for row in rows_of(out)] == ["0"]
+    assert not (tmp_path / "out.errors.jsonl").exists()

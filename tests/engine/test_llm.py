@@ -131,6 +131,18 @@ def test_chat_applies_the_template() -> None:
     assert [bytes(result.prompt_ids) for result in several] == [b"user: hello\n", b"user: bye\n"]
 
 
+@pytest.mark.parametrize("name", ["chat_template_kwargs", "chat_template", "use_tqdm", "lora_request"])
+def test_arguments_of_vllm_are_no_variables_of_a_template_that_ignores_them(name: str) -> None:
+    given: dict[str, Any] = {name: {}}
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': "):
+        make_llm(ScriptedRunner()).chat([{"role": "user", "content": "hello"}], **given)
+
+
+def test_bytes_are_no_token_ids() -> None:
+    with pytest.raises(InvalidRequest, match=r"must be a text or a list of token ids, not b'ab'"):
+        make_llm(ScriptedRunner()).generate([b"ab"], progress=False)
+
+
 def test_no_chats_have_no_answers() -> None:
     assert make_llm(ScriptedRunner()).chat([], progress=False) == []
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hamburger.server.tools.tool_fields import Function, Tool
+from hamburger.server.tools.tool_fields import AllowedFunctions, AllowedTools, Function, Tool
 from hamburger.server.tools.tool_use import ToolUse
 from streamed_calls import deltas
 
@@ -27,6 +27,10 @@ PROPERTIES: dict[str, Any] = {
     "any": {},
     "same": {"$ref": "#/$defs/x"},
     "either": {"type": ["string", "null"]},
+    "ratio": {"type": "float"},
+    "names": {"type": ["list", "null"]},
+    "name": {"type": "str"},
+    "when": {"type": "date"},
 }
 TOOLS = [
     Tool(type="function", function=Function(name="edit", parameters={"type": "object", "properties": PROPERTIES})),
@@ -86,6 +90,10 @@ def calls_of(text: str) -> list[tuple[str, str]]:
         ("same", "[1]", [1]),
         ("either", "null", None),
         ("either", "5", "5"),
+        ("ratio", "0.5", 0.5),
+        ("names", '["a"]', ["a"]),
+        ("name", "5", "5"),
+        ("when", "2026-11-30", "2026-11-30"),
     ],
 )  # fmt: skip
 def test_a_value_is_what_the_schema_says_of_it(key: str, written: str, value: Any) -> None:
@@ -107,6 +115,16 @@ TEXTS = {
     "no end": "<tool_call>\n<function=edit>\n" + tagged(path="x", deep="true") + "</tool_call>",
     "words between": "<tool_call>\n<function=edit>\n" + tagged(path="x") + "and so on</function>\n</tool_call>",
     "twice": called(tagged(path="x") + tagged(path="y", count="1")),
+    "no begin": "I look.\n\n<function=edit>\n" + tagged(path="x") + "</function>\n</tool_call>",
+    "no begin, several": "<function=now>\n</function>\n<function=edit>\n"
+    + tagged(path="x")
+    + "</function>\n</tool_call>"
+    "\n<function=now></function> done " + called("", "now"),
+    "functions in words": "Say <function=edit> or <function=edit>\n<b> or <function=other>\n</function> or <function=",
+    "values without an end": "<tool_call>\n<function=edit>\n<parameter=path>\na\nb\n<parameter=count>\n3\n"
+    "<parameter=lines>\n[1]\n</function>\n</tool_call>",
+    "a text without an end": "<tool_call>\n<function=edit>\n<parameter=path>\nab\n</function>\n</tool_call>\n",
+    "values that hold tags": called(tagged(path="<parameter=count>\n<parameter=path>\n</function>\n<parameter=n>")),
     "a value that looks like its end": called(tagged(path="</paramet\n</parameter \n<")),
     "cut in a text": "<tool_call>\n<function=edit>\n<parameter=path>\nhalf a te",
     "cut in a number": "<tool_call>\n<function=edit>\n" + tagged(path="x") + "<parameter=count>\n1",
@@ -124,6 +142,14 @@ CALLS = {
     "no end": [("edit", '{"path": "x", "deep": true}')],
     "words between": [("edit", '{"path": "x"}')],
     "twice": [("edit", '{"path": "x", "count": 1}')],
+    "no begin": [("edit", '{"path": "x"}')],
+    "no begin, several": [("now", "{}"), ("edit", '{"path": "x"}'), ("now", "{}"), ("now", "{}")],
+    "functions in words": [],
+    "values without an end": [("edit", '{"path": "a\\nb", "count": 3, "lines": [1]}')],
+    "a text without an end": [("edit", '{"path": "ab"}')],
+    "values that hold tags": [
+        ("edit", '{"path": "<parameter=count>\\n<parameter=path>\\n</function>\\n<parameter=n>"}')
+    ],
     "a value that looks like its end": [("edit", '{"path": "</paramet\\n</parameter \\n<"}')],
     "cut in a text": [("edit", '{"path": "half a te')],
     "cut in a number": [("edit", '{"path": "x"')],
@@ -136,10 +162,12 @@ CALLS = {
 }
 CONTENTS = {
     "two": "I look.",
+    "no begin": "I look.",
+    "no begin, several": " done",
     "compact": " done",
     "words between": "and so on</function>\n</tool_call>",
     "broken key": "<parameter=pa\nth>x</parameter></function></tool_call>",
-    **{name: TEXTS[name] for name in ("cut in a name", "no name", "no call")},
+    **{name: TEXTS[name] for name in ("cut in a name", "no name", "no call", "functions in words")},
 }
 
 
@@ -155,6 +183,22 @@ def test_what_is_streamed_is_what_a_whole_answer_says(name: str) -> None:
         splits.append([text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)])
     for pieces in splits:
         assert deltas(use(), pieces) == (content or "", CALLS[name])
+
+
+@pytest.mark.parametrize(
+    "choice", ["auto", {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}]
+)
+def test_where_a_grammar_holds_calls_one_without_its_beginning_is_text(choice: Any) -> None:
+    """It would get past the schema of a strict function."""
+    text = "<function=now>\n</function>\n</tool_call>"
+    if choice == "auto":
+        strict = Tool(type="function", function=Function(name="now", strict=True))
+        held = ToolUse([TOOLS[0], strict], "auto", "hermes")
+    else:
+        allowed = AllowedTools(type="allowed_tools", allowed_tools=AllowedFunctions(**choice))
+        held = ToolUse(TOOLS, allowed, "hermes")
+    assert held.stream().message(text) == (text, [])
+    assert use().stream().message(text)[1]
 
 
 @settings(max_examples=100)

@@ -213,6 +213,22 @@ def test_markers_that_begin_no_call_are_looked_at_once(family: Family, monkeypat
     assert looked < 2500
 
 
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_words_are_searched_for_calls_once(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched, next_call = 0, tool_parsers._next_call
+
+    def counted(text: str, begin: str, bare: str, start: int) -> int:
+        nonlocal searched
+        searched += len(text) - start
+        return next_call(text, begin, bare, start)
+
+    monkeypatch.setattr(tool_parsers, "_next_call", counted)
+    stream = use_of(family).stream()
+    for _ in range(1000):
+        assert stream.add("words", is_final=False) == {"content": "words"}
+    assert searched < 1000 * 20
+
+
 @settings(max_examples=30)
 @given(
     st.recursive(
