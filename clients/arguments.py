@@ -29,6 +29,24 @@ def add_server_arguments(
     )
 
 
+def add_patience_arguments(parser: argparse.ArgumentParser, *, concurrency: int) -> None:
+    """How many requests are in flight, and how long one may take, where all are to be answered."""
+    parser.add_argument(
+        "--concurrency",
+        type=whole_to(MOST_IN_FLIGHT),
+        default=concurrency,
+        metavar="N",
+        help="requests in flight (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=waiting_time,
+        default=900.0,
+        metavar="S",
+        help="longest wait for an answer in s (default: 900)",
+    )
+
+
 def server_url(text: str) -> str:
     """The root of the server without a trailing slash or `/v1`; an argparse type."""
     remedy = f"write it like {DEFAULT_URL}"

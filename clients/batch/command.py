@@ -21,14 +21,7 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
-from hamburger.clients.arguments import (
-    MOST_IN_FLIGHT,
-    add_server_arguments,
-    file_path,
-    waiting_time,
-    whole,
-    whole_to,
-)
+from hamburger.clients.arguments import add_patience_arguments, add_server_arguments, file_path, whole
 from hamburger.clients.batch.lines import (
     BatchAnswer,
     BatchRequest,
@@ -89,25 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where refused requests go (default: beside --output-file, .errors.jsonl)",
     )
     add_server_arguments(parser, "what each request says, or else the first that the server lists")
-    parser.add_argument(
-        "--concurrency",
-        type=whole_to(MOST_IN_FLIGHT),
-        default=64,
-        metavar="N",
-        help="requests in flight (default: %(default)s)",
-    )
+    add_patience_arguments(parser, concurrency=64)
     parser.add_argument(
         "--priority",
         type=whole,
         metavar="N",
         help="of requests that name none; above 0 all others go first (default: none is sent)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=waiting_time,
-        default=900.0,
-        metavar="S",
-        help="longest wait for an answer in s (default: 900)",
     )
 
 

@@ -20,14 +20,13 @@ from rich.progress import Progress
 
 from hamburger.clients.arguments import (
     DEFAULT_URL,
-    MOST_IN_FLIGHT,
+    add_patience_arguments,
     count,
     file_path,
     sendable_key,
     server_url,
     unit_interval,
     utf8_text,
-    waiting_time,
     whole,
     whole_to,
 )
@@ -99,13 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + ", ".join(f"{task.max_tokens} for {task.name}" for task in TASKS.values() if task.max_tokens)
         + ")",
     )
-    parser.add_argument(
-        "--concurrency",
-        type=whole_to(MOST_IN_FLIGHT),
-        default=16,
-        metavar="N",
-        help="requests in flight (default: %(default)s)",
-    )
+    add_patience_arguments(parser, concurrency=16)
     parser.add_argument("--out", type=file_path, required=True, metavar="FILE", help="where the results go, JSON")
     parser.add_argument(
         "--answers",
@@ -121,13 +114,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the bootstrap (default: %(default)s)",
     )
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the bootstrap (default: %(default)s)")
-    parser.add_argument(
-        "--timeout",
-        type=waiting_time,
-        default=900.0,
-        metavar="S",
-        help="longest wait for an answer in s (default: 900)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
