@@ -48,7 +48,8 @@ class PagedAttention:
             index = torch.tensor(members, device=device)
             columns = torch.arange(width * size, device=device)
             masks = Masks(columns - batch.context_slots[index, None] + 1, sliding_window, dtype, (1, 1))
-            of_members = Context(cache, batch.block_tables[index, :width], masks, dtype)
+            tables, of_rows = batch.block_tables[index, :width], batch.context_slots[index]
+            of_members = Context(cache, tables, of_rows, masks, dtype)
             if (lent := lent_columns(batch, cache.settled, index, columns)) is not None:
                 of_members.lend(lent[:, None, None], head_axis=1)
             self.singles.append((None if len(members) == n else index, of_members))
@@ -61,7 +62,8 @@ class PagedAttention:
             columns = torch.arange(width * size, device=device)
             rows = torch.arange(context - queries, context, device=device)
             masks = Masks(columns - rows[:, None], sliding_window, dtype)
-            of_chunk = Context(cache, batch.block_tables[i : i + 1, :width], masks, dtype)
+            tables, of_rows = batch.block_tables[i : i + 1, :width], batch.context_slots[i : i + 1]
+            of_chunk = Context(cache, tables, of_rows, masks, dtype)
             lent = lent_columns(batch, cache.settled, torch.tensor([i], device=device), columns)
             if lent is not None:
                 of_chunk.lend(lent[None, None], head_axis=0)
@@ -115,9 +117,16 @@ class Masks:
 class Context:
     """Block tables of some rows, and what the rows see of them."""
 
-    def __init__(self, cache: PagedKVCache, tables: Tensor, masks: Masks, dtype: torch.dtype) -> None:
-        """tables: int64 [B, N]."""
-        self._cache, self._tables, self._masks, self._dtype = cache, tables, masks, dtype
+    def __init__(self, cache: PagedKVCache, tables: Tensor, contexts: Tensor, masks: Masks, dtype: torch.dtype) -> None:
+        """tables: int64 [B, N]; contexts: int64 [B], how many of the slots there are its own.
+
+        What lies behind those is of others or of earlier steps. Nobody reads it, even with a weight of 0, which times a
+        number that overflowed is none: an own slot is read in its place, the last.
+        """
+        size, columns = cache.block_size, torch.arange(tables.shape[1] * cache.block_size, device=tables.device)
+        places = torch.minimum(columns, contexts[:, None] - 1)
+        self._slots = tables.gather(1, places // size) * size + places % size
+        self._cache, self._masks, self._dtype = cache, masks, dtype
         self._of_heads: _HeadMasks | None = None
         self._head_axis = 0
 
@@ -131,13 +140,13 @@ class Context:
 
     def read(self, layer: int, slides: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values [B, L, kv_heads, head_dim], and the additive mask, which may differ by KV head."""
-        keys, values = self._cache.gather(layer, self._tables, self._dtype)
+        keys, values = self._cache.gather(layer, self._slots, self._dtype)
         if (masks := self._of_heads) is None or (settled := self._cache.settled) is None:
             return keys, values, self._masks.of(slides)
         lenders = settled.lenders[layer]
         parts = [(keys, values)]
         for number in range(lenders.shape[1]):
-            parts.append(self._cache.gather_lent(layer, number, self._tables, self._dtype))
+            parts.append(self._cache.gather_lent(layer, number, self._slots, self._dtype))
         keys, values = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         of_heads = [
             torch.cat(
@@ -210,12 +219,9 @@ class StaticAttention:
         self._write_slots = batch.write_slots
         device, size = batch.positions.device, cache.block_size
         contexts, columns = batch.context_slots[:, None], batch.block_tables.shape[1]
-        # What a table holds beyond its context is of earlier steps: no row shall read another's keys, even for nothing.
-        beyond = torch.arange(columns, device=device) * size >= contexts
-        tables = batch.block_tables.masked_fill(beyond, cache.scratch_block)
         slots = torch.arange(columns * size, device=device)
         masks = Masks(slots - contexts + 1, sliding_window, dtype, (1, 1))
-        self._context = Context(cache, tables, masks, dtype)
+        self._context = Context(cache, batch.block_tables, batch.context_slots, masks, dtype)
         lent = lent_columns(batch, cache.settled, torch.arange(len(contexts), device=device), slots)
         if lent is not None:
             self._context.lend(lent[:, None, None], head_axis=1)
