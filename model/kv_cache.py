@@ -128,15 +128,19 @@ class PagedKVCache:
         both = both.to(dtype).view(*slots.shape, *both.shape[1:])
         return both[:, :, 0], both[:, :, 1]
 
-    def gather_lent(self, layer: int, number: int, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The same of the places that each of the layer's heads has of its lender `number`; anything of one without."""
+    def gather_lent(
+        self, layer: int, number: int, slots: Tensor, lent: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The same of the places that each of the layer's heads has of its lender `number`, where they are `lent`, bool
+        [B, L]; elsewhere its own, as a lender in a later layer has not written its new slots yet."""
         assert self.settled is not None
         keys, values = self.gather(layer, slots, dtype)
         for head, lender in enumerate(self.settled.lenders[layer, :, number].tolist()):
             if lender >= 0:
                 of, there = divmod(lender, keys.shape[2])
                 their_keys, their_values = self.gather(of, slots, dtype)
-                keys[:, :, head], values[:, :, head] = their_keys[:, :, there], their_values[:, :, there]
+                for own, theirs in ((keys, their_keys), (values, their_values)):
+                    own[:, :, head] = torch.where(lent[..., None], theirs[:, :, there], own[:, :, head])
         return keys, values
 
 

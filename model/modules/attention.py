@@ -51,7 +51,7 @@ class PagedAttention:
             tables, of_rows = batch.block_tables[index, :width], batch.context_slots[index]
             of_members = Context(cache, tables, of_rows, masks, dtype)
             if (lent := lent_columns(batch, cache.settled, index, columns)) is not None:
-                of_members.lend(lent[:, None, None], head_axis=1)
+                of_members.lend(lent, head_axis=1)
             self.singles.append((None if len(members) == n else index, of_members))
         # (first row, last row, what they see)
         self.chunks: list[tuple[int, int, Context]] = []
@@ -66,7 +66,7 @@ class PagedAttention:
             of_chunk = Context(cache, tables, of_rows, masks, dtype)
             lent = lent_columns(batch, cache.settled, torch.tensor([i], device=device), columns)
             if lent is not None:
-                of_chunk.lend(lent[None, None], head_axis=0)
+                of_chunk.lend(lent, head_axis=0)
             self.chunks.append((start, start + queries, of_chunk))
             start += queries
 
@@ -131,11 +131,12 @@ class Context:
         self._head_axis = 0
 
     def lend(self, lent: Tensor, head_axis: int) -> None:
-        """lent: bool, in which columns places are lent; as masks, with an axis of one KV head."""
-        hidden = float("-inf")
-        mask = self._masks.of(slides=False).expand(*lent.shape[:2], *self._masks.of(slides=False).shape[-2:])
+        """lent: bool [B, L], in which columns places are lent. head_axis: of masks, the axis of KV heads."""
+        hidden, columns = float("-inf"), lent[:, None, None]
+        mask = self._masks.of(slides=False).expand(*columns.shape[:2], *self._masks.of(slides=False).shape[-2:])
         nothing = torch.full_like(mask, hidden)
-        self._of_heads = _HeadMasks(mask, mask.masked_fill(lent, hidden), nothing.masked_fill(lent, 0), nothing)
+        without, of_lent = mask.masked_fill(columns, hidden), nothing.masked_fill(columns, 0)
+        self._of_heads = _HeadMasks(mask, without, of_lent, nothing, lent)
         self._head_axis = head_axis
 
     def read(self, layer: int, slides: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +147,7 @@ class Context:
         lenders = settled.lenders[layer]
         parts = [(keys, values)]
         for number in range(lenders.shape[1]):
-            parts.append(self._cache.gather_lent(layer, number, self._slots, self._dtype))
+            parts.append(self._cache.gather_lent(layer, number, self._slots, masks.columns, self._dtype))
         keys, values = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         of_heads = [
             torch.cat(
@@ -158,12 +159,14 @@ class Context:
 
 
 class _HeadMasks(NamedTuple):
-    """Of a head's own places all that rows see, and without those that are lent; of another's these, and none."""
+    """Of a head's own places all that rows see, and without those that are lent; of another's these, and none.
+    columns: bool [B, L], where places are lent."""
 
     own: Tensor
     without: Tensor
     lent: Tensor
     nothing: Tensor
+    columns: Tensor
 
 
 def lent_columns(batch: ForwardBatch, settled: SettledPlaces | None, rows: Tensor, columns: Tensor) -> Tensor | None:
@@ -224,7 +227,7 @@ class StaticAttention:
         self._context = Context(cache, batch.block_tables, batch.context_slots, masks, dtype)
         lent = lent_columns(batch, cache.settled, torch.arange(len(contexts), device=device), slots)
         if lent is not None:
-            self._context.lend(lent[:, None, None], head_axis=1)
+            self._context.lend(lent, head_axis=1)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, num_heads, head_dim], k and v [B, num_kv_heads, head_dim] -> [B, num_heads * head_dim]."""
