@@ -120,23 +120,27 @@ class PagedKVCache:
                 slots.index_copy_(0, kept_to, rows)
                 slots.index_copy_(0, moved_to, moved)
 
-    def gather(self, layer: int, block_tables: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values of whole block tables [B, N]: two of `dtype` [B, N * block_size, num_kv_heads, head_dim]."""
-        blocks = self.data[layer].index_select(0, block_tables.flatten())
+    def gather(self, layer: int, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots int64 [B, L]: two of `dtype` [B, L, num_kv_heads, head_dim]."""
+        both = self.data[layer].flatten(0, 1).index_select(0, slots.flatten())
         if self.scales:
-            blocks = from_int8(blocks, self.scales[layer].index_select(0, block_tables.flatten()))
-        both = blocks.to(dtype).view(block_tables.shape[0], -1, *blocks.shape[2:])
+            both = from_int8(both, self.scales[layer].flatten(0, 1).index_select(0, slots.flatten()))
+        both = both.to(dtype).view(*slots.shape, *both.shape[1:])
         return both[:, :, 0], both[:, :, 1]
 
-    def gather_lent(self, layer: int, number: int, block_tables: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The same of the places that each of the layer's heads has of its lender `number`; anything of one without."""
+    def gather_lent(
+        self, layer: int, number: int, slots: Tensor, lent: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The same of the places that each of the layer's heads has of its lender `number`, where they are `lent`, bool
+        [B, L]; elsewhere its own, as a lender in a later layer has not written its new slots yet."""
         assert self.settled is not None
-        keys, values = self.gather(layer, block_tables, dtype)
+        keys, values = self.gather(layer, slots, dtype)
         for head, lender in enumerate(self.settled.lenders[layer, :, number].tolist()):
             if lender >= 0:
                 of, there = divmod(lender, keys.shape[2])
-                their_keys, their_values = self.gather(of, block_tables, dtype)
-                keys[:, :, head], values[:, :, head] = their_keys[:, :, there], their_values[:, :, there]
+                their_keys, their_values = self.gather(of, slots, dtype)
+                for own, theirs in ((keys, their_keys), (values, their_values)):
+                    own[:, :, head] = torch.where(lent[..., None], theirs[:, :, there], own[:, :, head])
         return keys, values
 
 

@@ -48,9 +48,10 @@ class PagedAttention:
             index = torch.tensor(members, device=device)
             columns = torch.arange(width * size, device=device)
             masks = Masks(columns - batch.context_slots[index, None] + 1, sliding_window, dtype, (1, 1))
-            of_members = Context(cache, batch.block_tables[index, :width], masks, dtype)
+            tables, of_rows = batch.block_tables[index, :width], batch.context_slots[index]
+            of_members = Context(cache, tables, of_rows, masks, dtype)
             if (lent := lent_columns(batch, cache.settled, index, columns)) is not None:
-                of_members.lend(lent[:, None, None], head_axis=1)
+                of_members.lend(lent, head_axis=1)
             self.singles.append((None if len(members) == n else index, of_members))
         # (first row, last row, what they see)
         self.chunks: list[tuple[int, int, Context]] = []
@@ -61,10 +62,11 @@ class PagedAttention:
             columns = torch.arange(width * size, device=device)
             rows = torch.arange(context - queries, context, device=device)
             masks = Masks(columns - rows[:, None], sliding_window, dtype)
-            of_chunk = Context(cache, batch.block_tables[i : i + 1, :width], masks, dtype)
+            tables, of_rows = batch.block_tables[i : i + 1, :width], batch.context_slots[i : i + 1]
+            of_chunk = Context(cache, tables, of_rows, masks, dtype)
             lent = lent_columns(batch, cache.settled, torch.tensor([i], device=device), columns)
             if lent is not None:
-                of_chunk.lend(lent[None, None], head_axis=0)
+                of_chunk.lend(lent, head_axis=0)
             self.chunks.append((start, start + queries, of_chunk))
             start += queries
 
@@ -115,29 +117,37 @@ class Masks:
 class Context:
     """Block tables of some rows, and what the rows see of them."""
 
-    def __init__(self, cache: PagedKVCache, tables: Tensor, masks: Masks, dtype: torch.dtype) -> None:
-        """tables: int64 [B, N]."""
-        self._cache, self._tables, self._masks, self._dtype = cache, tables, masks, dtype
+    def __init__(self, cache: PagedKVCache, tables: Tensor, contexts: Tensor, masks: Masks, dtype: torch.dtype) -> None:
+        """tables: int64 [B, N]; contexts: int64 [B], how many of the slots there are its own.
+
+        What lies behind those is of others or of earlier steps. Nobody reads it, even with a weight of 0, which times a
+        number that overflowed is none: an own slot is read in its place, the last.
+        """
+        size, columns = cache.block_size, torch.arange(tables.shape[1] * cache.block_size, device=tables.device)
+        places = torch.minimum(columns, contexts[:, None] - 1)
+        self._slots = tables.gather(1, places // size) * size + places % size
+        self._cache, self._masks, self._dtype = cache, masks, dtype
         self._of_heads: _HeadMasks | None = None
         self._head_axis = 0
 
     def lend(self, lent: Tensor, head_axis: int) -> None:
-        """lent: bool, in which columns places are lent; as masks, with an axis of one KV head."""
-        hidden = float("-inf")
-        mask = self._masks.of(slides=False).expand(*lent.shape[:2], *self._masks.of(slides=False).shape[-2:])
+        """lent: bool [B, L], in which columns places are lent. head_axis: of masks, the axis of KV heads."""
+        hidden, columns = float("-inf"), lent[:, None, None]
+        mask = self._masks.of(slides=False).expand(*columns.shape[:2], *self._masks.of(slides=False).shape[-2:])
         nothing = torch.full_like(mask, hidden)
-        self._of_heads = _HeadMasks(mask, mask.masked_fill(lent, hidden), nothing.masked_fill(lent, 0), nothing)
+        without, of_lent = mask.masked_fill(columns, hidden), nothing.masked_fill(columns, 0)
+        self._of_heads = _HeadMasks(mask, without, of_lent, nothing, lent)
         self._head_axis = head_axis
 
     def read(self, layer: int, slides: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values [B, L, kv_heads, head_dim], and the additive mask, which may differ by KV head."""
-        keys, values = self._cache.gather(layer, self._tables, self._dtype)
+        keys, values = self._cache.gather(layer, self._slots, self._dtype)
         if (masks := self._of_heads) is None or (settled := self._cache.settled) is None:
             return keys, values, self._masks.of(slides)
         lenders = settled.lenders[layer]
         parts = [(keys, values)]
         for number in range(lenders.shape[1]):
-            parts.append(self._cache.gather_lent(layer, number, self._tables, self._dtype))
+            parts.append(self._cache.gather_lent(layer, number, self._slots, masks.columns, self._dtype))
         keys, values = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         of_heads = [
             torch.cat(
@@ -149,12 +159,14 @@ class Context:
 
 
 class _HeadMasks(NamedTuple):
-    """Of a head's own places all that rows see, and without those that are lent; of another's these, and none."""
+    """Of a head's own places all that rows see, and without those that are lent; of another's these, and none.
+    columns: bool [B, L], where places are lent."""
 
     own: Tensor
     without: Tensor
     lent: Tensor
     nothing: Tensor
+    columns: Tensor
 
 
 def lent_columns(batch: ForwardBatch, settled: SettledPlaces | None, rows: Tensor, columns: Tensor) -> Tensor | None:
@@ -210,15 +222,12 @@ class StaticAttention:
         self._write_slots = batch.write_slots
         device, size = batch.positions.device, cache.block_size
         contexts, columns = batch.context_slots[:, None], batch.block_tables.shape[1]
-        # What a table holds beyond its context is of earlier steps: no row shall read another's keys, even for nothing.
-        beyond = torch.arange(columns, device=device) * size >= contexts
-        tables = batch.block_tables.masked_fill(beyond, cache.scratch_block)
         slots = torch.arange(columns * size, device=device)
         masks = Masks(slots - contexts + 1, sliding_window, dtype, (1, 1))
-        self._context = Context(cache, tables, masks, dtype)
+        self._context = Context(cache, batch.block_tables, batch.context_slots, masks, dtype)
         lent = lent_columns(batch, cache.settled, torch.arange(len(contexts), device=device), slots)
         if lent is not None:
-            self._context.lend(lent[:, None, None], head_axis=1)
+            self._context.lend(lent, head_axis=1)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, num_heads, head_dim], k and v [B, num_kv_heads, head_dim] -> [B, num_heads * head_dim]."""

@@ -23,6 +23,7 @@ from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.slot_choice import SlotChoice
 from native_models import SETS, WIDE, models
+from poisoned_caches import NAN
 from small_models import CPU, trunk_config
 
 CHUNK, KEPT, BLOCK = 16, 4, 8
@@ -140,10 +141,17 @@ def test_kernels_read_lent_places_as_torch_does(dtype: torch.dtype, shares: str,
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("shares", SHARES)
 def test_what_a_head_sees_is_its_own_places_and_those_that_it_borrows(name: str, shares: str) -> None:
-    """Spelled out: each head's slots are copied, one after the other, into a cache in which nothing is lent."""
+    """Spelled out: each head's slots are copied, one after the other, into a cache in which nothing is lent. Slots of
+    others, and those that a layer has not written yet, hold what is left of a sequence that went wrong."""
     config = trunk_config(num_layers=2, max_position_embeddings=512, **WIDE)
     places, batch = SettledPlaces(torch.tensor(SHARES[shares]), CHUNK, KEPT), batch_of(BATCHES[name])
     cache = filled(PagedKVCache(config, 60, BLOCK, torch.float32, CPU, places))
+    is_stale = torch.ones(61 * BLOCK, dtype=torch.bool)
+    for table, (_, slots, _, _) in zip(batch.block_tables, BATCHES[name], strict=True):
+        is_stale[[int(table[slot // BLOCK]) * BLOCK + slot % BLOCK for slot in range(slots)]] = False
+    is_stale[batch.write_slots] = True
+    for data in cache.data:
+        data.flatten(0, 1)[is_stale] = NAN
     q = torch.randn(len(batch.token_ids), config.num_heads, config.head_dim)
     for layer in range(2):
         written = torch.randn(2, len(q), config.num_kv_heads, config.head_dim)
