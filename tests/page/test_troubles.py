@@ -212,8 +212,6 @@ async def test_gauges_that_are_not_found_ask_for_no_models() -> None:
         await visit.page.route("**/metrics", lambda route: route.fulfill(status=404, json={}))
         visit.page.on("request", lambda request: asked.append(request.url.rsplit("/", 1)[-1]))
         await visit.view("gauges")
-        async with asyncio.timeout(10):
-            while asked.count("metrics") < 2:
-                await asyncio.sleep(0.05)
+        await visit.page.wait_for_event("request", lambda request: asked.count("metrics") == 2)
         await expect(visit.id("gauges-error")).to_be_visible()
         assert "models" not in asked
