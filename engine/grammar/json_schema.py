@@ -128,7 +128,7 @@ def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
     """An object whose names are of a list, as of a dict over an Enum, has these properties and no others."""
     names, told = schema["propertyNames"], schema.get("properties", {})
     if isinstance(names, Mapping) and names.keys() == {"$ref"}:
-        names = _at(root, str(names["$ref"]))
+        names = part_at(root, str(names["$ref"]))
     if not isinstance(names, Mapping) or names.keys() - _OF_NAMES or not isinstance(told, Mapping):
         return schema
     listed = names.get("enum", [names["const"]] if "const" in names else None)
@@ -244,7 +244,7 @@ def levels_of(schema: Mapping[str, Any]) -> int:
     waiting, found = set(targets), dict[str, int]()
     while waiting and own + sum(found.values()) <= MAX_LEVELS:
         pointer = waiting.pop()
-        found[pointer], further = depth_of(_at(schema, pointer))
+        found[pointer], further = depth_of(part_at(schema, pointer))
         waiting |= further - found.keys()
     return own + sum(found.values())
 
@@ -263,7 +263,7 @@ def depth_of(part: Any) -> tuple[int, set[str]]:
     return deepest, targets
 
 
-def _at(schema: Any, pointer: str) -> Any:
+def part_at(schema: Any, pointer: str) -> Any:
     """The part of a schema that a JSON pointer (#/...) leads to; None where it leads to nothing."""
     part = schema
     for name in pointer.lstrip("#").split("/")[1:]:

@@ -28,10 +28,11 @@ class Page {
     this.store = new Store(storageOf("localStorage"));
     this.api = new Api(() => this.#key);
     const chosen = () => byId("model").value;
+    const refused = (error) => this.#refused(error);
     // 404: the model is gone, an adapter that was unloaded for instance, and the list is of before.
-    const refused = (error) => (error.status === 404 ? this.#load() : this.#refused(error));
-    this.chat = new Chat(this.api, this.store, chosen, refused);
-    this.race = new Race(this.api, () => this.#models, chosen, refused);
+    const unanswered = (error) => (error.status === 404 ? this.#load() : refused(error));
+    this.chat = new Chat(this.api, this.store, chosen, unanswered);
+    this.race = new Race(this.api, () => this.#models, chosen, unanswered);
     this.gauges = new Gauges(this.api, () => this.#chosen()?.measured ?? chosen(), refused);
     this.#wire();
     this.#route();

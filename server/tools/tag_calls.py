@@ -17,6 +17,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from hamburger.engine.grammar.json_schema import part_at
 from hamburger.server.tools.json_calls import Found, ToolCall, skip
 from hamburger.server.tools.value_ends import GrownText, ValueEnds
 
@@ -39,7 +40,8 @@ def tag_call(text: str, at: int, ends: ValueEnds, schemas: Mapping[str, Mapping[
     name, at = _named(text, at + len(FUNCTION))
     if name is None:
         return Found(is_broken=at >= 0)
-    found = schemas.get(name, {}).get("properties")
+    schema = schemas.get(name, {})
+    found = schema.get("properties")
     properties: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     parts: dict[str, str] = {}  # of a key that is there twice the first counts
     while True:
@@ -49,7 +51,7 @@ def tag_call(text: str, at: int, ends: ValueEnds, schemas: Mapping[str, Mapping[
             if key is None and start < 0:
                 return Found([ToolCall(name, _arguments(parts))])
             if key is not None:
-                kinds = _kinds(properties[key]) if key in properties else _TEXT
+                kinds = _kinds(properties[key], schema) if key in properties else _TEXT
                 others = (f"\n{_PARAMETER}{other}>" for other in properties if other not in parts and other != key)
                 value, end = _value(text, start, ends, kinds, (_CALL_END, *others))
                 if value:
@@ -142,8 +144,9 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON.")
 
 
-def _kinds(schema: Any, levels: int = 3) -> frozenset[str]:
-    """The types that a schema lets a value have; empty for any. levels: of choices within choices."""
+def _kinds(schema: Any, root: Mapping[str, Any], levels: int = 4) -> frozenset[str]:
+    """The types that a schema lets a value have; empty for any. root: what it refers to. levels: of references, and
+    of choices within choices."""
     if not isinstance(schema, Mapping) or not levels:
         return frozenset()
     found = schema.get("type")
@@ -153,9 +156,11 @@ def _kinds(schema: Any, levels: int = 3) -> frozenset[str]:
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         return frozenset(_KINDS[type(value)] for value in values)
+    if isinstance(pointer := schema.get("$ref"), str) and pointer.startswith("#/"):
+        return _kinds(part_at(root, pointer), root, levels - 1)
     for key in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(key), list):
-            kinds = [_kinds(option, levels - 1) for option in options]
+            kinds = [_kinds(option, root, levels - 1) for option in options]
             return frozenset().union(*kinds) if all(kinds) else frozenset()
     return frozenset()
 

@@ -201,3 +201,17 @@ async def test_a_model_that_is_gone_leaves_the_list() -> None:
         await expect(visit.id("model").locator("option")).to_have_text(["burger"])
         await answer.get_by_role("button", name="Regenerate").click()
         await expect(visit.answers.locator(".passes")).to_have_text("a")
+
+
+async def test_gauges_that_are_not_found_ask_for_no_models() -> None:
+    """As a proxy answers that keeps /metrics to itself: each look at them would load the list anew."""
+    asked: list[str] = []
+    async with serving([[EOS]]) as server, browsing(server.app) as visit:
+        visit.expected.append(FAILED)
+        await expect(visit.id("model").locator("option")).to_have_text(["burger"])
+        await visit.page.route("**/metrics", lambda route: route.fulfill(status=404, json={}))
+        visit.page.on("request", lambda request: asked.append(request.url.rsplit("/", 1)[-1]))
+        await visit.view("gauges")
+        await visit.page.wait_for_event("request", lambda request: asked.count("metrics") == 2)
+        await expect(visit.id("gauges-error")).to_be_visible()
+        assert "models" not in asked

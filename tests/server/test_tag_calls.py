@@ -26,14 +26,19 @@ PROPERTIES: dict[str, Any] = {
     "level": {"enum": [1, "high"]},
     "any": {},
     "same": {"$ref": "#/$defs/x"},
+    "grade": {"$ref": "#/$defs/Grade"},
+    "page": {"anyOf": [{"$ref": "#/$defs/Page"}, {"type": "null"}]},
+    "loop": {"$ref": "#/properties/loop"},
     "either": {"type": ["string", "null"]},
     "ratio": {"type": "float"},
     "names": {"type": ["list", "null"]},
     "name": {"type": "str"},
     "when": {"type": "date"},
 }
+DEFS = {"Grade": {"type": "string", "enum": ["1", "2"]}, "Page": {"type": "integer"}}
+PARAMETERS = {"type": "object", "properties": PROPERTIES, "$defs": DEFS}
 TOOLS = [
-    Tool(type="function", function=Function(name="edit", parameters={"type": "object", "properties": PROPERTIES})),
+    Tool(type="function", function=Function(name="edit", parameters=PARAMETERS)),
     Tool(type="function", function=Function(name="now")),
 ]
 
@@ -64,6 +69,11 @@ def calls_of(text: str) -> list[tuple[str, str]]:
         ("path", "\n two\n\nlines \\ and \"quotes\"\n", "\n two\n\nlines \\ and \"quotes\"\n"),
         ("path", "if a < b: <b>é 🍔</b> </param> <parameter", "if a < b: <b>é 🍔</b> </param> <parameter"),
         ("unknown", "5", "5"),
+        ("grade", "1", "1"),
+        ("page", "1", 1),
+        ("page", "null", None),
+        ("page", "1.5", "1.5"),
+        ("loop", "1", 1),
         ("count", "5", 5),
         ("count", "five", "five"),
         ("count", "5.5", "5.5"),
