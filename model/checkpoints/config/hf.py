@@ -59,7 +59,7 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             rms_norm_eps=positive(config, "rms_norm_eps", where),
             rope_theta=theta,
             rope_scaling=scaling,
-            rotary_dim=None if config.get("rotary_dim") is None else whole(config, "rotary_dim", where),
+            rotary_dim=_rotary_dim(config, where),
             tie_word_embeddings=flag(config, "tie_word_embeddings", where, default=kind.tied),
             max_position_embeddings=whole(config, "max_position_embeddings", where),
             eos_token_ids=_ids(config.get("eos_token_id")),
@@ -85,6 +85,12 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
 def _head_dim(config: Mapping[str, Any], of_hidden: int, where: str) -> int:
     fixed = None if "head_dim" in config else KINDS[config.get("model_type", "llama")].head_dim
     return whole(config, "head_dim", where, fixed or of_hidden)
+
+
+def _rotary_dim(config: Mapping[str, Any], where: str) -> int | None:
+    """Our own word, which a Phi-3 is retold with (relatives.py)."""
+    is_told = config.get("model_type") == "mistral" and config.get("rotary_dim") is not None
+    return whole(config, "rotary_dim", where) if is_told else None
 
 
 def _biases(config: Mapping[str, Any], where: str) -> dict[str, bool]:
