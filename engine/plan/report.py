@@ -10,7 +10,8 @@ from functools import partial
 
 from hamburger.engine.plan.held import Held, as_numbers, as_packed
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
-from hamburger.engine.plan.plan import KV_BYTES, NUMBER_BYTES, Load, Machine, Plan, Shape, make_plan, shape_of
+from hamburger.engine.plan.plan import Load, Machine, Plan, make_plan
+from hamburger.engine.plan.shape import KV_BYTES, NUMBER_BYTES, Shape, shape_of
 from hamburger.engine.types.config import SETTLE_SETTINGS, EngineArgs
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.config.folder import read_model_config

@@ -25,14 +25,15 @@ from hamburger.model.checkpoints.lightning import load_lightning
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation, read_config
 from hamburger.model.checkpoints.quantised.weights import idle_biases, unquantised
 from hamburger.model.checkpoints.relatives import RETOLD_TENSORS, check_tied_head, retold_config, retold_tensors
-from hamburger.model.checkpoints.sources import (
-    BUILTIN,
-    PROBE_FILE,
-    CheckpointError,
-    ModelSource,
-    embedded_gguf,
+from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf
+from hamburger.model.checkpoints.weight_files import (
+    INDEX,
+    WEIGHTS,
+    own_files,
+    read_files,
+    read_folder,
+    write_safetensors,
 )
-from hamburger.model.checkpoints.weight_files import INDEX, WEIGHTS, read_files, read_folder, write_safetensors
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
 
@@ -213,7 +214,7 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
         # An adapter is merged in float32; without one the base comes in the dtype that is served.
         base = _load_base(source.base_path, torch.float32 if is_merged else dtype, on_progress)
     config = described.model(None if base is None else base.config.trunk)
-    own = read_files(sorted(file for file in source.path.glob("*.safetensors") if file.name != PROBE_FILE))
+    own = read_files(own_files(source.path))
     _check_own(config, own, base is not None, adapter, str(source.path))
     tensors = LazyTensors(own) if base is None else base.tensors | own
     if adapter is None:

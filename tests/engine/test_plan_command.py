@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
-from hamburger.engine.plan.plan import shape_of
+from hamburger.engine.plan.shape import shape_of
 from hamburger.model.config import ModelConfig
 from hamburger.server.cli import main
 from planning import GRAFTED, POOL, command, plan, refused

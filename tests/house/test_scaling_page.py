@@ -14,7 +14,8 @@ import yaml
 
 from check_kubernetes import metrics_of, objects_of, seconds_to_end, server_of, settings_of
 from hamburger.engine.plan.known_shapes import PRESETS, GraftName, with_graft
-from hamburger.engine.plan.plan import Load, Machine, Plan, make_plan, shape_of
+from hamburger.engine.plan.plan import Load, Machine, Plan, make_plan
+from hamburger.engine.plan.shape import shape_of
 from hamburger.server.cli import main
 from hamburger.server.plan_arguments import add_plan_arguments
 from hamburger.training.recipe import read_recipe
