@@ -82,8 +82,9 @@ def create_front(replicas: Replicas, options: ScaleOptions, settings: ServeSetti
 
 
 def replica_settings(settings: ServeSettings) -> ServeSettings:
-    """Those of a replica behind a front, which answers web pages of other origins itself."""
-    return settings.model_copy(update={"cors_origin": []})
+    """Those of a replica behind a front, which answers web pages of other origins itself, and has a replica without an
+    engine replaced."""
+    return settings.model_copy(update={"cors_origin": [], "engine_restarts": 0})
 
 
 class _Forwarder:
