@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.types.errors import EngineUnavailable, QueueTimeout
+from hamburger.server.api.auth import require_api_key
 from hamburger.server.api.errors import ApiError, add_error_handlers, error_body, to_api_error
 from hamburger.server.api.events import DONE, data_event, typed_event
 from hamburger.server.api.origins import check_origin
@@ -61,8 +62,8 @@ class Replicas(Protocol):
     """What sends calls to replicas."""
 
     def send(self, call: WholeRequest, key: str | None) -> AsyncGenerator[list[Message]]:
-        """Replica.answer of one of them, the same for the same key while it can be; nothing from one that is full.
-        Raises ReplicaLost or QueueFull."""
+        """Replica.answer of one of them, the same for the same key while it can be, of the one that a key names
+        (affinity.NAMED) while it is there; nothing from one that is full. Raises ReplicaLost or QueueFull."""
 
     async def ask_all(self, call: WholeRequest) -> list[WholeResponse]:
         """Replica.whole of each that can be reached; waits for no free place. May raise ReplicaLost if none can."""
@@ -96,12 +97,15 @@ class _Forwarder:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._replicas, self._options, self._settings, self._pause = replicas, options, settings, pause
+        self._check_key = require_api_key(settings.api_keys())
         self._wait_seconds = settings.engine_args().max_queue_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         if request.method == "POST":
             check_origin(request.headers, self._settings.cors_origin)
+        if request.method == "POST" or request.url.path.startswith("/v1/"):
+            await self._check_key(request)  # before its body is read, and before it takes anyone's place
         call = WholeRequest.of(scope, await read_whole(request, self._settings))  # what is too large, a replica refuses
         if request.method == "GET" and request.url.path in _ASKED_OF_ALL:
             await _response(request.url.path, await self._ask_all(call))(scope, receive, send)
@@ -114,7 +118,8 @@ class _Forwarder:
                 raise
 
     async def _forward(self, call: WholeRequest, answer: _OutgoingAnswer) -> None:
-        key = affinity_key(Headers(raw=call.scope["headers"]), call.body, self._options.affinity)
+        headers = Headers(raw=call.scope["headers"])
+        key = affinity_key(call.scope["path"], headers, call.body, self._options.affinity)
         deadline = time.monotonic() + self._wait_seconds
         for attempt in range(self._options.retries + 1):
             if attempt:

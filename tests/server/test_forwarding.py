@@ -268,6 +268,22 @@ async def test_metrics_of_replicas_that_want_a_key_want_it_here() -> None:
         assert allowed.text.startswith("# HELP")
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", COMPLETIONS), ("POST", "/tokenize"), ("GET", "/v1/models")])
+async def test_without_a_key_nothing_reaches_a_replica(method: str, path: str) -> None:
+    """It would wait for a seat, in the place of somebody who has one."""
+    settings = {"api_key": ["secret"]}
+    async with serving([[EOS]], settings=settings) as server:
+        listed = Listed(server)
+        async with front(listed, settings) as client:
+            refused = await client.request(method, path, content=b"{", headers={"Authorization": "Bearer other"})
+            assert (refused.status_code, error_of(refused)["code"]) == (401, "invalid_api_key")
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert listed.keys == []
+            answered = await client.get("/v1/models", headers={"Authorization": "Bearer secret"})
+            assert (answered.status_code, len(listed.keys)) == (200, 1)
+            assert (await client.get("/version")).status_code == 200
+
+
 def test_pages_are_merged_by_family() -> None:
     head = "# HELP a A.\n# TYPE a counter\n"
     other = "# HELP b B.\n# TYPE b gauge\n"
