@@ -37,7 +37,7 @@ from hamburger.server.messages.errors import messages_error
 from hamburger.server.operation.middleware import REQUEST_ID, SafeHeaders, allow_origins
 from hamburger.server.operation.request_log import CLIENT_LEFT
 from hamburger.server.replicas.affinity import affinity_key
-from hamburger.server.replicas.replica import WholeRequest, WholeResponse
+from hamburger.server.replicas.replica import WholeRequest, WholeResponse, route_path
 from hamburger.server.replicas.scale_options import ScaleOptions
 from hamburger.server.responses.errors import PATH as RESPONSES
 from hamburger.server.responses.errors import failed_event, responses_error
@@ -104,13 +104,14 @@ class _Forwarder:
         request = Request(scope, receive)
         if request.method == "POST":
             check_origin(request.headers, self._settings.cors_origin)
-        if request.method == "POST" or request.url.path.startswith("/v1/"):
+        path = route_path(scope)
+        if request.method == "POST" or path.startswith("/v1/"):
             await self._check_key(request)  # before its body is read, and before it takes anyone's place
         call = WholeRequest.of(scope, await read_whole(request, self._settings))  # what is too large, a replica refuses
-        if request.method == "GET" and request.url.path in _ASKED_OF_ALL:
-            await _response(request.url.path, await self._ask_all(call))(scope, receive, send)
+        if request.method == "GET" and path in _ASKED_OF_ALL:
+            await _response(path, await self._ask_all(call))(scope, receive, send)
             return
-        answer = _OutgoingAnswer(send, request.url.path)
+        answer = _OutgoingAnswer(send, path)
         try:
             await unless_client_leaves(receive, self._forward(call, answer))
         except ApiError as error:
@@ -119,7 +120,7 @@ class _Forwarder:
 
     async def _forward(self, call: WholeRequest, answer: _OutgoingAnswer) -> None:
         headers = Headers(raw=call.scope["headers"])
-        key = affinity_key(call.scope["path"], headers, call.body, self._options.affinity)
+        key = affinity_key(route_path(call.scope), headers, call.body, self._options.affinity)
         deadline = time.monotonic() + self._wait_seconds
         for attempt in range(self._options.retries + 1):
             if attempt:
