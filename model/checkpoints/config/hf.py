@@ -11,11 +11,11 @@ from hamburger.model.checkpoints.config.rope import parse_local_theta, parse_rop
 from hamburger.model.checkpoints.config.values import flag, positive, whole
 from hamburger.model.checkpoints.experts import experts_json, parse_experts
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation, read_config
-from hamburger.model.checkpoints.relatives import RELATIVES, retold_config
+from hamburger.model.checkpoints.relatives.retelling import RELATIVES, retold_config
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
 from hamburger.model.config import TrunkConfig
 
-SUPPORTED = (*KINDS, *RELATIVES)
+SUPPORTED = tuple(dict.fromkeys((*KINDS, *RELATIVES)))
 _MOST_LAYERS = 10_000
 
 
@@ -88,7 +88,7 @@ def _head_dim(config: Mapping[str, Any], of_hidden: int, where: str) -> int:
 
 
 def _rotary_dim(config: Mapping[str, Any], where: str) -> int | None:
-    """Our own word, which a Phi-3 is retold with (relatives.py)."""
+    """Our own word, which a Phi-3 is retold with (relatives/)."""
     is_told = config.get("model_type") == "mistral" and config.get("rotary_dim") is not None
     return whole(config, "rotary_dim", where) if is_told else None
 
@@ -200,7 +200,7 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         values["sliding_window"] = t.sliding_window or t.max_position_embeddings  # transformers wants a number
         values["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
     if t.architecture == "gemma3_text":
-        values["query_pre_attn_scalar"] = t.head_dim  # another one is in the norm of q (relatives.py)
+        values["query_pre_attn_scalar"] = t.head_dim  # another one is in the norm of q (relatives/)
     return values
 
 
