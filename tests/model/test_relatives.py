@@ -1,4 +1,4 @@
-"""Granite and Phi-3, retold as a Llama and a Mistral: transformers' logits, whatever their configuration says."""
+"""Kinds that are retold as another, Granite as a Llama: transformers' logits, whatever their configuration says."""
 
 from __future__ import annotations
 
@@ -57,6 +57,24 @@ KINDS: dict[str, dict[str, Any]] = {
     "phi4_mini": {
         "model_type": "phi3", "original_max_position_embeddings": 16, "tie_word_embeddings": True,
         "rope_parameters": {**longrope(3), "partial_rotary_factor": 0.75},
+    },
+    "glm": {"model_type": "glm", "head_dim": 16},
+    "glm_without_biases": {
+        "model_type": "glm", "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True,
+        "num_key_value_heads": 4,
+    },
+    "glm4": {"model_type": "glm4", "head_dim": 16, "attention_bias": False},
+    "glm4_all_turns": {"model_type": "glm4", "head_dim": 8, "partial_rotary_factor": 1.0},
+    "glm4_yarn": {
+        "model_type": "glm4", "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+    "glm4_dynamic": {
+        "model_type": "glm4", "head_dim": 16, "max_position_embeddings": 32,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0, "partial_rotary_factor": 0.5},
     },
 }  # fmt: skip
 
@@ -139,7 +157,7 @@ def test_older_names_of_longrope_are_read(name: str) -> None:
     assert found.attention_factor == pytest.approx((1 + math.log(32) / math.log(4096)) ** 0.5)
 
 
-@pytest.mark.parametrize("kind", ["phi3_long", "phi3_partial", "phi4_mini"])
+@pytest.mark.parametrize("kind", ["phi3_long", "phi3_partial", "phi4_mini", "glm", "glm4_all_turns"])
 def test_a_shape_is_told_and_read_again(tmp_path: Path, kind: str) -> None:
     saved(tmp_path, **KINDS[kind])
     trunk = read_trunk_config(tmp_path)
@@ -147,12 +165,14 @@ def test_a_shape_is_told_and_read_again(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["granite", "granite_with_biases", "phi3", "phi4_mini", "smollm3", "olmo2", "gemma3_text"]
+    "kind", ["granite", "granite_with_biases", "phi3", "phi4_mini", "glm", "glm4", "smollm3", "olmo2", "gemma3_text"]
 )
 def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> None:
     """Retold as the weights are; kinds that are read as they are have nothing to retell."""
     peer = saved(tmp_path, **KINDS.get(kind, {"model_type": kind}))
-    targets = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"] if kind.startswith("phi") else "all-linear"
+    qkv = ["qkv_proj"] if kind.startswith("phi") else ["q_proj", "k_proj", "v_proj"]
+    joined = [*qkv, "o_proj", "gate_up_proj", "down_proj"]
+    targets = joined if kind.startswith(("phi", "glm")) else "all-linear"
     folder = saved_adapter(tmp_path / "adapter", peer, 1, r=4, lora_alpha=6, target_modules=targets)
     source = resolve_source(str(tmp_path))
     checkpoint = load_checkpoint(source, torch.float32)

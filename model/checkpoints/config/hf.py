@@ -88,8 +88,8 @@ def _head_dim(config: Mapping[str, Any], of_hidden: int, where: str) -> int:
 
 
 def _rotary_dim(config: Mapping[str, Any], where: str) -> int | None:
-    """Our own word, which a Phi-3 is retold with (relatives/)."""
-    is_told = config.get("model_type") == "mistral" and config.get("rotary_dim") is not None
+    """Our own word, which a Phi-3 or a GLM is retold with (relatives/)."""
+    is_told = KINDS[config.get("model_type", "llama")].turns_part and config.get("rotary_dim") is not None
     return whole(config, "rotary_dim", where) if is_told else None
 
 
@@ -175,9 +175,9 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         "max_position_embeddings": t.max_position_embeddings,
         "eos_token_id": list(t.eos_token_ids),
     }
-    if t.rotary_dim is not None:
-        values["rotary_dim"] = t.rotary_dim
     kind = KINDS[t.architecture]
+    if kind.turns_part:
+        values["rotary_dim"] = t.rotary_dim
     field, activation = ACTIVATIONS[kind.activation]
     values[field] = activation
     if kind.attention_bias is None:

@@ -27,7 +27,7 @@ class Kind:
     """causal_lm: transformers' class.
 
     attention_bias, mlp_bias: None where the configuration says. o_bias: whether the output projection has attention's.
-    norms, qk_norm, activation: as in TrunkConfig.
+    norms, qk_norm, activation: as in TrunkConfig. turns_part: whether rotary_dim is read, our own word of TrunkConfig.
     Where the configuration does not say: tied, whether head and embedding are one; head_dim (None: hidden_size over
     heads); rope_theta; window, slots of a sliding one.
     slides: which layers have a window: none, all, all if use_sliding_window (all asked), those that layer_types says if
@@ -47,6 +47,7 @@ class Kind:
     local_theta: float | None = None
     slides: Literal["none", "all", "all asked", "asked", "typed"] = "none"
     full_every: int = 1
+    turns_part: bool = False
     norms: Norms = "before"
     qk_norm: Literal["head", "width"] | None = None
     activation: Literal["silu", "gelu_tanh"] = "silu"
@@ -58,7 +59,7 @@ ACTIVATIONS = {"silu": ("hidden_act", "silu"), "gelu_tanh": ("hidden_activation"
 
 KINDS = {
     "llama": Kind(causal_lm="LlamaForCausalLM", mlp_bias=None),
-    "mistral": Kind(causal_lm="MistralForCausalLM", attention_bias=False, slides="all"),
+    "mistral": Kind(causal_lm="MistralForCausalLM", attention_bias=False, slides="all", turns_part=True),
     "qwen2": Kind(causal_lm="Qwen2ForCausalLM", attention_bias=True, o_bias=False, slides="asked"),
     "qwen3": Kind(causal_lm="Qwen3ForCausalLM", head_dim=128, qk_norm="head", slides="asked"),
     "smollm3": Kind(
@@ -85,6 +86,8 @@ KINDS = {
         qk_norm="head",
         activation="gelu_tanh",
     ),
+    "glm": Kind(causal_lm="GlmForCausalLM", o_bias=False, head_dim=128, turns_part=True),
+    "glm4": Kind(causal_lm="Glm4ForCausalLM", o_bias=False, head_dim=128, turns_part=True, norms="around"),
     "qwen3_moe": Kind(
         causal_lm="Qwen3MoeForCausalLM",
         qk_norm="head",

@@ -5,10 +5,12 @@
 | `granite` (3.x, dense) | factors of embedding, attention, residual branches, logits | multiplied into the weights |
 | `phi3` (Phi-3, Phi-4) | joined linears of q, k, v, and of gate and up | cut apart |
 |                       | heads of which a part turns | what turns is put where a Llama has it |
+| `glm`, `glm4` (GLM-4) | heads of which a part turns, each number with the next | put where a Llama has it |
+|                       | a joined linear of gate and up; other names of norms | cut apart; renamed |
 | `gemma3` (Gemma 3 with images) | a language model beside a vision tower | the former is read, as `gemma3_text` |
 | `gemma3_text` (Gemma 3) | norms by 1 + weight, a factor of the embedding, attention's scale | put into the weights |
 
-What is left of Gemma 3 is a kind of its own (kinds.py).
+What is left of GLM and of Gemma 3 is a kind of its own (kinds.py).
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class _Relative:
 _RELATIVES = {
     "granite": _Relative(config=granite.granite_config, tensors=granite.granite_tensors),
     "phi3": _Relative(config=joined.phi3_config, tensors=joined.phi3_tensors),
+    "glm": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
+    "glm4": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
     "gemma3_text": _Relative(config=gemma.gemma3_text_config, tensors=gemma.gemma3_tensors),
     "gemma3": _Relative(
         config=gemma.gemma3_config,
