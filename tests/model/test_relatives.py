@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.device.loras import LoraFolders
@@ -58,6 +58,19 @@ KINDS: dict[str, dict[str, Any]] = {
         "model_type": "phi3", "original_max_position_embeddings": 16, "tie_word_embeddings": True,
         "rope_parameters": {**longrope(3), "partial_rotary_factor": 0.75},
     },
+    "seed_oss": {"model_type": "seed_oss", "head_dim": 16},
+    "seed_oss_with_biases": {
+        "model_type": "seed_oss", "head_dim": 8, "attention_out_bias": True, "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "seed_oss_without_biases": {"model_type": "seed_oss", "attention_bias": False, "head_dim": 12},
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16},
+    "ernie4_5_with_biases": {
+        "model_type": "ernie4_5", "head_dim": 8, "use_bias": True, "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0},
+    },
+    "helium": {"model_type": "helium", "head_dim": 8},
+    "helium_with_biases": {"model_type": "helium", "head_dim": 8, "attention_bias": True, "num_key_value_heads": 4},
     "glm": {"model_type": "glm", "head_dim": 16},
     "glm_without_biases": {
         "model_type": "glm", "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True,
@@ -165,7 +178,21 @@ def test_a_shape_is_told_and_read_again(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["granite", "granite_with_biases", "phi3", "phi4_mini", "glm", "glm4", "smollm3", "olmo2", "gemma3_text"]
+    "kind",
+    [
+        "granite",
+        "granite_with_biases",
+        "phi3",
+        "phi4_mini",
+        "seed_oss",
+        "ernie4_5",
+        "helium_with_biases",
+        "glm",
+        "glm4",
+        "smollm3",
+        "olmo2",
+        "gemma3_text",
+    ],
 )
 def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> None:
     """Retold as the weights are; kinds that are read as they are have nothing to retell."""
@@ -190,6 +217,37 @@ def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> No
     found = [entry.logprob for entry in first.prompt_logprobs or [] if entry is not None]
     assert found == pytest.approx(wanted.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist(), abs=1e-4)
     assert tokens_of([first, *rest]) == greedy(merged, prompt, 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "seed_oss", "attention_bias": False, "attention_out_bias": True}, "attention_out_bias without"),
+        ({"model_type": "seed_oss", "mlp_bias": True}, "mlp_bias is True"),
+        ({"model_type": "ernie4_5", "use_bias": "no"}, "use_bias is 'no'"),
+        ({"model_type": "helium", "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ],
+)
+def test_what_a_kind_cannot_be_retold_with_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse_trunk_config({**SIZES, "rms_norm_eps": 1e-5, **fields}, "config.json")
+
+
+LEFT_OUT = ["seed_oss", "ernie4_5", "helium", "glm", "glm4"]
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_what_a_relative_leaves_out_is_transformers_default(kind: str) -> None:
+    fields: dict[str, Any] = {**SIZES, "model_type": kind, "rms_norm_eps": 1e-5}
+    theirs: Any = AutoConfig.for_model(**fields)
+    ours = parse_trunk_config(fields, "here")
+    assert ours.head_dim == theirs.head_dim
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    part = theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    assert ours.rotary_dim == (None if part == 1 else int(theirs.head_dim * part))
+    has_bias = getattr(theirs, "use_bias", None)
+    assert ours.qkv_bias == (getattr(theirs, "attention_bias", False) if has_bias is None else has_bias)
 
 
 def test_joined_adapters_of_another_width_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@
 | `granite` (3.x, dense) | factors of embedding, attention, residual branches, logits | multiplied into the weights |
 | `phi3` (Phi-3, Phi-4) | joined linears of q, k, v, and of gate and up | cut apart |
 |                       | heads of which a part turns | what turns is put where a Llama has it |
+| `seed_oss` (Seed-OSS) | biases of q, k and v alone | as of a Qwen2 |
+| `ernie4_5` (ERNIE 4.5, dense), `helium` | numbers of a head that turn with the next one | put where a Llama has it |
 | `glm`, `glm4` (GLM-4) | heads of which a part turns, each number with the next | put where a Llama has it |
 |                       | a joined linear of gate and up; other names of norms | cut apart; renamed |
 | `gemma3` (Gemma 3 with images) | a language model beside a vision tower | the former is read, as `gemma3_text` |
@@ -19,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hamburger.model.checkpoints.relatives import gemma, granite, joined
+from hamburger.model.checkpoints.relatives import gemma, granite, joined, llamas
 from hamburger.model.checkpoints.relatives.parts import entries_of, lazy
 from hamburger.model.checkpoints.sources import CheckpointError
 
@@ -47,6 +49,9 @@ class _Relative:
 _RELATIVES = {
     "granite": _Relative(config=granite.granite_config, tensors=granite.granite_tensors),
     "phi3": _Relative(config=joined.phi3_config, tensors=joined.phi3_tensors),
+    "seed_oss": _Relative(config=llamas.seed_oss_config),
+    "ernie4_5": _Relative(config=llamas.ernie_config, tensors=llamas.tensors_in_pairs),
+    "helium": _Relative(config=llamas.helium_config, tensors=llamas.tensors_in_pairs),
     "glm": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
     "glm4": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
     "gemma3_text": _Relative(config=gemma.gemma3_text_config, tensors=gemma.gemma3_tensors),
