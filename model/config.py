@@ -36,6 +36,7 @@ Architecture = Literal[
     "olmo2",
     "olmo3",
     "gemma3_text",
+    "exaone4",
     "glm",
     "glm4",
     "qwen3_moe",

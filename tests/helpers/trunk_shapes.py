@@ -83,6 +83,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_scaling": YARN,
         "max_position_embeddings": 256,
     },
+    "exaone4": {
+        "architecture": "exaone4",
+        "norms": "after",
+        "qk_norm": "head",
+        "sliding_window": 9,
+        "sliding_layers": (0, 1, 2),
+        "unturned_layers": (3,),
+        "rope_scaling": LLAMA3,
+    },
     "gemma3": GEMMA3,
     "gemma3_stretched": {
         **GEMMA3,

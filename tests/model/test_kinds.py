@@ -27,6 +27,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "olmo2": {"model_type": "olmo2"},
     "olmo2_as_many_kv_heads": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
     "olmo3": {"model_type": "olmo3", "sliding_window": 12},
+    "exaone4": {"model_type": "exaone4", "sliding_window": 12, "sliding_window_pattern": 2},
+    "exaone4_without_window": {
+        "model_type": "exaone4",
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 3,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 1,
+    },
+    "exaone4_never_turned": {
+        "model_type": "exaone4",
+        "sliding_window": 12,
+        "layer_types": ["full_attention"] * 3,
+    },
     "qwen3moe": {"model_type": "qwen3_moe", **EXPERTS},
     "qwen3moe_some_dense": {
         "model_type": "qwen3_moe",

@@ -32,7 +32,7 @@ class Kind:
     heads); rope_theta; window, slots of a sliding one.
     slides: which layers have a window: none, all, all if use_sliding_window (all asked), those that layer_types says if
     use_sliding_window (asked), or those that it says (typed; without it each full_every-th has none). Typed ones have a
-    rotary base of their own: local_theta where nothing says it (None: rope_theta).
+    rotary base of their own: local_theta where nothing says it (None: rope_theta), or turn as all others (typed alike).
     experts: None where no layer has any.
     """
 
@@ -45,7 +45,7 @@ class Kind:
     head_dim: int | None = None
     rope_theta: float = 10000.0
     local_theta: float | None = None
-    slides: Literal["none", "all", "all asked", "asked", "typed"] = "none"
+    slides: Literal["none", "all", "all asked", "asked", "typed", "typed alike"] = "none"
     full_every: int = 1
     turns_part: bool = False
     norms: Norms = "before"
@@ -85,6 +85,15 @@ KINDS = {
         norms="around",
         qk_norm="head",
         activation="gelu_tanh",
+    ),
+    # Whose layers without a window do not turn where others have one.
+    "exaone4": Kind(
+        causal_lm="Exaone4ForCausalLM",
+        attention_bias=False,
+        slides="typed alike",
+        full_every=4,
+        norms="after",
+        qk_norm="head",
     ),
     "glm": Kind(causal_lm="GlmForCausalLM", o_bias=False, head_dim=128, turns_part=True),
     "glm4": Kind(causal_lm="Glm4ForCausalLM", o_bias=False, head_dim=128, turns_part=True, norms="around"),
