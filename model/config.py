@@ -40,6 +40,7 @@ Architecture = Literal[
     "glm",
     "glm4",
     "qwen3_moe",
+    "olmoe",
     "mixtral",
 ]
 # How a layer turns queries and keys by their positions.

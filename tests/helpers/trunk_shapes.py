@@ -43,6 +43,10 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe_as_they_are": {
         **QWEN3_MOE, "experts": ExpertsConfig(number=5, per_token=3, width=64, sum_to_one=False),
     },
+    "olmoe": {
+        "architecture": "olmoe", "qk_norm": "width", "tie_word_embeddings": False, "intermediate_size": 64,
+        "experts": ExpertsConfig(number=6, per_token=3, width=64, sum_to_one=False),
+    },
     "mixtral": MIXTRAL,
     "mixtral_sliding": {**MIXTRAL, "sliding_window": 17, "sliding_layers": (0, 1, 2, 3)},
 }  # fmt: skip

@@ -105,6 +105,11 @@ KINDS = {
             number=("num_experts", "num_local_experts"), width="moe_intermediate_size", some_dense=True
         ),
     ),
+    "olmoe": Kind(
+        causal_lm="OlmoeForCausalLM",
+        qk_norm="width",
+        experts=ExpertFields(number=("num_experts", "num_local_experts"), width="intermediate_size"),
+    ),
     "mixtral": Kind(
         causal_lm="MixtralForCausalLM",
         attention_bias=False,

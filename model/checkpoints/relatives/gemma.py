@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hamburger.model.checkpoints.config.kinds import KINDS
 from hamburger.model.checkpoints.relatives.parts import (
+    check_unsaid,
     entries_of,
     head_dim_of,
     lazy,
@@ -46,10 +47,7 @@ def gemma3_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def gemma3_text_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """As it is. Raises CheckpointError for what it may say and nobody computes here."""
-    for field in _ALONE:
-        if config.get(field):
-            raise CheckpointError(f"{where}: {field} is {config[field]!r}, which is not supported.")
-    return config
+    return check_unsaid(config, _ALONE, where)
 
 
 def gemma3_factors(hidden_size: int, attends: float, *, tied: bool) -> dict[str, float]:

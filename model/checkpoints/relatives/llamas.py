@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hamburger.model.checkpoints.config.values import flag
-from hamburger.model.checkpoints.relatives.parts import cut, head_dim_of, orders_of
+from hamburger.model.checkpoints.relatives.parts import check_unsaid, cut, head_dim_of, orders_of
 from hamburger.model.checkpoints.sources import CheckpointError
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ def helium_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """As of a Llama, or of a Qwen2. Raises CheckpointError."""
     has_bias = flag(config, "attention_bias", where, default=False)
     return _with_biases({"head_dim": _HEAD_DIM, "rope_theta": 1e5, **config}, has_bias, False, where)
+
+
+def olmoe_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """As it is. Raises CheckpointError."""
+    return check_unsaid(config, ("clip_qkv",), where)
 
 
 def tensors_in_pairs(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:

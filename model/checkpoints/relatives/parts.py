@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,14 @@ def multiplied(tensors: Mapping[str, Tensor], name: str, factor: float, plus: fl
 def renamed(tensors: Mapping[str, Tensor], rename: Callable[[str], str]) -> Mapping[str, Tensor]:
     """Each under the name that rename gives it."""
     return lazy({rename(name): entry for name, entry in entries_of(tensors).items()})
+
+
+def check_unsaid(config: Mapping[str, Any], fields: Iterable[str], where: str) -> Mapping[str, Any]:
+    """The configuration as it is. Raises CheckpointError for one that says any of these: nobody computes it here."""
+    for field in fields:
+        if config.get(field):
+            raise CheckpointError(f"{where}: {field} is {config[field]!r}, which is not supported.")
+    return config
 
 
 def head_dim_of(config: Mapping[str, Any], default: int | None = None) -> int:

@@ -52,6 +52,7 @@ _RELATIVES = {
     "seed_oss": _Relative(config=llamas.seed_oss_config),
     "ernie4_5": _Relative(config=llamas.ernie_config, tensors=llamas.tensors_in_pairs),
     "helium": _Relative(config=llamas.helium_config, tensors=llamas.tensors_in_pairs),
+    "olmoe": _Relative(config=llamas.olmoe_config),
     "glm": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
     "glm4": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
     "gemma3_text": _Relative(config=gemma.gemma3_text_config, tensors=gemma.gemma3_tensors),
