@@ -28,7 +28,20 @@ class ConfigError(ValueError):
 
 
 Architecture = Literal[
-    "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "mixtral"
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "gemma3_text",
+    "exaone4",
+    "glm",
+    "glm4",
+    "qwen3_moe",
+    "olmoe",
+    "mixtral",
 ]
 # How a layer turns queries and keys by their positions.
 Rope = Literal["main", "local", "none"]
