@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from hamburger.server.tools.python_values import PythonArguments
+
 _OUTSIDE = re.compile(r'[^"{}\[\]]*')
 _INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _WORD = re.compile(r"[^\s,\]}:;]*")
@@ -23,11 +25,13 @@ class ValueEnds:
 
     no_calls: by where text begins that is no call, how far it is known to hold none (tool_parsers.py).
     texts: by where a value between tags begins (tag_calls.py).
+    python: by where the arguments of a Python call begin (python_calls.py).
     """
 
     def __init__(self) -> None:
         self.no_calls: dict[int, int] = {}
         self.texts: dict[int, GrownText] = {}
+        self.python: dict[int, PythonArguments] = {}
         self._known: dict[int, int] = {}  # by where a value begins
         self._begin = -1  # of the value that was scanned last, and had no end yet
         self._at = self._depth = 0
