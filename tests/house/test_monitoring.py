@@ -175,6 +175,11 @@ def test_every_section_says_what_it_means_what_to_look_at_and_what_to_do() -> No
         assert bold == ["What it means", "What to look at", "What to do"], section.split("\n", 1)[0]
 
 
+def test_the_runbook_lists_every_alert_with_its_severity() -> None:
+    rows = re.findall(r"^\| \[(\w+)\]\(#\w+\) \| (\w+) \|", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE)
+    assert dict(rows) == {rule["alert"]: rule["labels"]["severity"] for rule in ALERTS}
+
+
 async def test_the_runbook_names_only_metrics_that_are_exported() -> None:
     assert not unknown([(ROOT / "docs" / "runbook.md").read_text()], await exported())
 
