@@ -208,7 +208,7 @@ class Scheduler:
         step.schedule(sequence, is_new=True)
 
     def _preempt(self, sequence: Sequence, step: _StepPlan) -> None:
-        """Recompute later: drop the KV, num_kept the groups."""
+        """Recompute later: drop the KV, keep the groups."""
         step.spare_slots += _is_decode(sequence)
         step.preempted.append(sequence)
         self.running.remove(sequence)
