@@ -64,10 +64,10 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     )
     machine.add_argument(
         "--quantization",
-        choices=("auto", "none"),
+        choices=("auto", "none", "int8"),
         default="auto",
-        help="as for serve; on a CPU auto is 8 bits, or 4 that a GGUF file has, but with float32 none (default: "
-        "%(default)s)",
+        help="as for serve; on a CPU auto is 8 bits, or 4 that a file has, but with float32 none; on a GPU it is none "
+        "(default: %(default)s)",
     )
     machine.add_argument(
         "--kv-cache-dtype",

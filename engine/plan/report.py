@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 
-from hamburger.engine.plan.held import Held, as_numbers, as_packed
+from hamburger.engine.plan.held import Held, as_int8, as_numbers, as_packed
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
 from hamburger.engine.plan.plan import (
     KV_BYTES,
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_split(args: argparse.Namespace) -> None:
     """Raises ConfigError for what the engine refuses of several GPUs."""
     size = args.tensor_parallel_size
-    EngineArgs(tensor_parallel_size=size, settle=args.settle, max_loras=args.max_loras)
+    EngineArgs(tensor_parallel_size=size, settle=args.settle, max_loras=args.max_loras, quantization=args.quantization)
     if size > 1 and args.device == "cpu":
         raise ConfigError(f"tensor_parallel_size is {size}, but device is cpu, whose memory they share: plan it for 1.")
 
@@ -143,9 +143,19 @@ def _model(model: str | None, base: str | None) -> tuple[str, ModelConfig, Calla
 
 def _held(args: argparse.Namespace, config: ModelConfig, four_bits: Callable[[], set[str]]) -> Held:
     """As a server would have the weights: on a CPU by the engine's own rule (engine/device/load.py)."""
-    number_bytes, on_cpu = NUMBER_BYTES[args.dtype], args.device == "cpu"
-    if on_cpu and args.quantization == "auto" and args.dtype == "bfloat16" and layers_fit(config.trunk):
-        return as_packed(config, number_bytes, four_bits())
+    number_bytes, on_cpu, asked = NUMBER_BYTES[args.dtype], args.device == "cpu", args.quantization
+    if asked == "int8" and not on_cpu:
+        if args.dtype == "float32":
+            raise ConfigError("quantization is int8, which a GPU multiplies with inputs of 16 bits: set another dtype.")
+        return as_int8(config, number_bytes)
+    fits = layers_fit(config.trunk) and args.dtype != "float16"
+    if on_cpu and fits and (asked == "int8" or (asked == "auto" and args.dtype == "bfloat16")):
+        return as_packed(config, number_bytes, four_bits() if asked == "auto" else ())
+    if asked == "int8":
+        raise ConfigError(
+            "quantization is int8, which there are no kernels for with float16, or with widths that are no multiples "
+            "of 32: use none."
+        )
     return as_numbers(config, number_bytes, copies_tied_head=on_cpu and args.dtype != "float16")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hamburger.engine.plan.plan import shape_of
 from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ModelConfig
 from hamburger.model.parallel.shard import shard_tensor
+from hamburger.model.tensor_shapes import shared_lora_a
 from hamburger.server.cli import main
 from planning import GRAFTED, PLAIN, POOL, command, plan, refused
 from small_models import graft_config, grafted, random_tensors, trunk_config
@@ -77,6 +79,8 @@ def test_the_costs_are_those_of_the_published_model() -> None:
         (["builtin", "--memory", "1GB", "--reserved", "900MB"], "beside 0.84 GiB that are reserved"),
         (["builtin", "--memory", "1GiB", "--kv-cache-memory", "2GiB"], "and a KV pool of 2.00 GiB"),
         (["builtin", "--memory", "1GB", "--max-loras", "20"], "GiB and LoRA adapters of 1.08 GiB beside"),
+        (["builtin", *POOL, "--quantization", "int8", "--dtype", "float32"], "with inputs of 16 bits: set another"),
+        (["builtin", *POOL, "--quantization", "int8", "--dtype", "float16", "--device", "cpu"], "no kernels for with"),
         (["builtin", *POOL, "--max-lora-rank", "0"], "--max-lora-rank: '0' is not a whole number from 1 up"),
         (["builtin", "--kv-cache-memory", "1MiB"], "max_model_len is 8192 tokens, whose KV takes 180 MiB"),
         (["builtin", *POOL, "--block-size", "10000000"], "block_size is 10000000 slots, whose KV takes"),
@@ -142,6 +146,8 @@ def test_each_gpu_holds_what_a_rank_does(
     save_checkpoint(tmp_path, config, tensors)
     options = [str(tmp_path), "--dtype", "float32", "--memory", "1GiB", "--prompt-tokens", "9", "--output-tokens", "9"]
     whole, part = (command(capsys, *options, "--tensor-parallel-size", size) for size in ("1", "2"))
+    for name in chain(*shared_lora_a(config).values()) if config.adapter_rank else ():
+        del tensors[name]  # is another's
     held = [sum(shard_tensor(name, each, rank, 2).nbytes for name, each in tensors.items()) for rank in (0, 1)]
     assert held == [part["weights_bytes"]] * 2
     assert part["slot_bytes"] == whole["slot_bytes"] / 2
