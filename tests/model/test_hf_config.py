@@ -79,7 +79,8 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
         (
             {"model_type": "gemma"},
             "gemma.*: llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3, gemma3_text, exaone4, "
-            "glm, glm4, qwen3_moe, olmoe, mixtral, granite, phi3, seed_oss, ernie4_5, helium, gemma3",
+            "glm, glm4, qwen3_moe, olmoe, mixtral, granite, granitemoe, "
+            "granitemoehybrid, phi3, seed_oss, ernie4_5, helium, gemma3",
         ),
         (
             {"rope_scaling": {"rope_type": "proportional", "factor": 2.0}},

@@ -3,6 +3,7 @@
 | kind | what it has | how that is retold |
 | --- | --- | --- |
 | `granite` (3.x, dense) | factors of embedding, attention, residual branches, logits | multiplied into the weights |
+| `granitemoe`, `granitemoehybrid` (4.0, dense) | the same, other names; joined gate and up | renamed; cut apart |
 | `phi3` (Phi-3, Phi-4) | joined linears of q, k, v, and of gate and up | cut apart |
 |                       | heads of which a part turns | what turns is put where a Llama has it |
 | `seed_oss` (Seed-OSS) | biases of q, k and v alone | as of a Qwen2 |
@@ -36,8 +37,9 @@ RetoldTensors = Callable[[Mapping[str, Any], Mapping[str, "Tensor"], str], Mappi
 class _Relative:
     """config: a configuration of the kind -> that of another, which may be retold in its turn, or of the same.
 
-    tensors: as that kind has them; None: they are. names: how theirs begin -> how they do there.
-    images: how those begin that are left out, as they are of no language model.
+    tensors: as that kind has them; None: they are. names: parts of theirs -> what stands there instead, of which the
+    first that is found counts, before `tensors` is asked. images: how those begin that are left out, as they are of no
+    language model.
     """
 
     config: RetoldConfig
@@ -48,17 +50,23 @@ class _Relative:
 
 _RELATIVES = {
     "granite": _Relative(config=granite.granite_config, tensors=granite.granite_tensors),
+    "granitemoe": _Relative(
+        config=granite.granitemoe_config, tensors=granite.granitemoe_tensors, names=granite.EXPERTS_NAMES
+    ),
+    "granitemoehybrid": _Relative(
+        config=granite.granite4_config, tensors=granite.granite4_tensors, names=granite.SHARED_NAMES
+    ),
     "phi3": _Relative(config=joined.phi3_config, tensors=joined.phi3_tensors),
     "seed_oss": _Relative(config=llamas.seed_oss_config),
     "ernie4_5": _Relative(config=llamas.ernie_config, tensors=llamas.tensors_in_pairs),
     "helium": _Relative(config=llamas.helium_config, tensors=llamas.tensors_in_pairs),
     "olmoe": _Relative(config=llamas.olmoe_config),
     "glm": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
-    "glm4": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
+    "glm4": _Relative(config=joined.glm_config, tensors=joined.glm_tensors, names=joined.GLM4_NAMES),
     "gemma3_text": _Relative(config=gemma.gemma3_text_config, tensors=gemma.gemma3_tensors),
     "gemma3": _Relative(
         config=gemma.gemma3_config,
-        names={"language_model.": "", "model.language_model.": "model."},
+        names={"language_model.": ""},
         images=tuple(start + part for start in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")),
     ),
 }
@@ -108,15 +116,15 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
 
 
 def retold_name(config: Mapping[str, Any], name: str) -> str:
-    """What a tensor or linear of a model is called where its kind's names begin in another way; else as it is."""
+    """What a tensor or linear of a model is called where its kind has other names; else as it is."""
     relative = _RELATIVES.get(config.get("model_type", ""))
     return name if relative is None else _renamed(relative, name)
 
 
 def _renamed(relative: _Relative, name: str) -> str:
     for theirs, ours in relative.names.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
+        if theirs in name:
+            return name.replace(theirs, ours, 1)
     return name
 
 
