@@ -35,6 +35,7 @@ Architecture = Literal[
     "smollm3",
     "olmo2",
     "olmo3",
+    "gemma",
     "gemma3_text",
     "exaone4",
     "glm",

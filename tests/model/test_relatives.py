@@ -54,6 +54,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "granitemoe_untied": {"model_type": "granitemoe", "num_local_experts": 4, "num_experts_per_tok": 2, **FACTORS},
     "granite4": {**GRANITE4, "tie_word_embeddings": True},
     "granite4_with_biases": {**GRANITE4, "attention_bias": True, "intermediate_size": 0},
+    "gemma": {"model_type": "gemma", "head_dim": 16},
+    "gemma_untied": {
+        "model_type": "gemma", "head_dim": 8, "tie_word_embeddings": False, "attention_bias": True,
+        "num_key_value_heads": 1, "hidden_act": "gelu",
+    },
     "phi3": {"model_type": "phi3"},
     "phi3_sliding": {"model_type": "phi3", "sliding_window": 12},
     "phi3_tied": {"model_type": "phi3", "tie_word_embeddings": True},
@@ -218,6 +223,7 @@ def test_a_shape_is_told_and_read_again(tmp_path: Path, kind: str) -> None:
         "smollm3",
         "olmo2",
         "exaone4",
+        "gemma",
         "gemma3_text",
     ],
 )
@@ -252,6 +258,8 @@ def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> No
         ({"model_type": "ernie4_5", "use_bias": "no"}, "use_bias is 'no'"),
         ({"model_type": "helium", "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"model_type": "granitemoe", "num_local_experts": 4, "attention_bias": True}, "attention_bias is True"),
+        ({"model_type": "gemma", "hidden_act": "silu"}, "hidden_act is 'silu'; only 'gelu_pytorch_tanh'"),
+        ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({**GRANITE4, "num_local_experts": 8}, "num_local_experts is 8: of granitemoehybrid those without experts"),
         ({**GRANITE4, "layer_types": ["mamba", "attention", "mamba"]}, "layer_types names mamba, but only layers of"),
         ({**GRANITE4, "layer_types": None}, "layer_types names mamba"),
@@ -264,7 +272,7 @@ def test_what_a_kind_cannot_be_retold_with_is_named(fields: dict[str, Any], mess
         parse_trunk_config({**SIZES, "rms_norm_eps": 1e-5, **fields}, "config.json")
 
 
-LEFT_OUT = ["seed_oss", "ernie4_5", "helium", "glm", "glm4"]
+LEFT_OUT = ["gemma", "seed_oss", "ernie4_5", "helium", "glm", "glm4"]
 
 
 @pytest.mark.parametrize("kind", LEFT_OUT)

@@ -74,6 +74,7 @@ KINDS = {
         norms="after",
         qk_norm="width",
     ),
+    "gemma": Kind(causal_lm="GemmaForCausalLM", tied=True, head_dim=256, activation="gelu_tanh"),
     "gemma3_text": Kind(
         causal_lm="Gemma3ForCausalLM",
         tied=True,

@@ -11,9 +11,9 @@
 | `glm`, `glm4` (GLM-4) | heads of which a part turns, each number with the next | put where a Llama has it |
 |                       | a joined linear of gate and up; other names of norms | cut apart; renamed |
 | `gemma3` (Gemma 3 with images) | a language model beside a vision tower | the former is read, as `gemma3_text` |
-| `gemma3_text` (Gemma 3) | norms by 1 + weight, a factor of the embedding, attention's scale | put into the weights |
+| `gemma`, `gemma3_text` | norms by 1 + weight, a factor of the embedding, attention's scale | put into the weights |
 
-What is left of GLM and of Gemma 3 is a kind of its own (kinds.py).
+What is left of GLM and of Gemma is a kind of its own (kinds.py).
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ _RELATIVES = {
     "olmoe": _Relative(config=llamas.olmoe_config),
     "glm": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
     "glm4": _Relative(config=joined.glm_config, tensors=joined.glm_tensors, names=joined.GLM4_NAMES),
-    "gemma3_text": _Relative(config=gemma.gemma3_text_config, tensors=gemma.gemma3_tensors),
+    "gemma": _Relative(config=gemma.gemma_config, tensors=gemma.gemma_tensors),
+    "gemma3_text": _Relative(config=gemma.gemma3_text_config, tensors=gemma.gemma_tensors),
     "gemma3": _Relative(
         config=gemma.gemma3_config,
         names={"language_model.": ""},
