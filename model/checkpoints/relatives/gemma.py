@@ -1,6 +1,7 @@
 """Gemma and Gemma 3: norms by 1 + weight, a factor of the embedding and attention's scale are put into the weights.
 
-Of those that read images the language model is read, as of one without."""
+Of those that read images the language model is read, as of one without.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # What the text_config of published ones leaves out, as transformers fills it in.
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -31,20 +32,6 @@ _DEFAULTS: dict[str, Any] = {
 }
 _GELU = "gelu_pytorch_tanh"
 _ALONE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
-
-
-def gemma3_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The text_config of one with images; what stands beside it wins. Raises CheckpointError."""
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise CheckpointError(f"{where}: text_config, the language model of a gemma3, is missing.")
-    beside = {
-        "eos_token_id": config.get("eos_token_id") or text.get("eos_token_id"),
-        "tie_word_embeddings": config.get("tie_word_embeddings", True),  # text_config's own has no effect
-    }
-    if config.get("quantization_config"):
-        beside["quantization_config"] = config["quantization_config"]
-    return {**_DEFAULTS, **text, "model_type": "gemma3_text", **beside}
 
 
 def gemma3_text_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -10,7 +10,8 @@
 | `ernie4_5` (ERNIE 4.5, dense), `helium` | numbers of a head that turn with the next one | put where a Llama has it |
 | `glm`, `glm4` (GLM-4) | heads of which a part turns, each number with the next | put where a Llama has it |
 |                       | a joined linear of gate and up; other names of norms | cut apart; renamed |
-| `gemma3` (Gemma 3 with images) | a language model beside a vision tower | the former is read, as `gemma3_text` |
+| `ministral3` (Ministral 3) | a scale of queries behind the pretraining context | it ends the context |
+| `gemma3`, `mistral3`, `qwen2_vl` ... | a language model beside a vision tower | the former is read, as its kind |
 | `gemma`, `gemma3_text` | norms by 1 + weight, a factor of the embedding, attention's scale | put into the weights |
 
 What is left of GLM and of Gemma is a kind of its own (kinds.py).
@@ -22,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hamburger.model.checkpoints.relatives import gemma, granite, joined, llamas
+from hamburger.model.checkpoints.relatives import gemma, granite, images, joined, llamas, mistral
 from hamburger.model.checkpoints.relatives.parts import entries_of, lazy
 from hamburger.model.checkpoints.sources import CheckpointError
 
@@ -48,6 +49,10 @@ class _Relative:
     images: tuple[str, ...] = ()
 
 
+def _with_images(config: RetoldConfig) -> _Relative:
+    return _Relative(config=config, names=images.NAMES, images=images.TOWERS)
+
+
 _RELATIVES = {
     "granite": _Relative(config=granite.granite_config, tensors=granite.granite_tensors),
     "granitemoe": _Relative(
@@ -57,6 +62,9 @@ _RELATIVES = {
         config=granite.granite4_config, tensors=granite.granite4_tensors, names=granite.SHARED_NAMES
     ),
     "phi3": _Relative(config=joined.phi3_config, tensors=joined.phi3_tensors),
+    "ministral": _Relative(config=mistral.ministral_config),
+    "cwm": _Relative(config=mistral.cwm_config),
+    "ministral3": _Relative(config=mistral.ministral3_config),
     "seed_oss": _Relative(config=llamas.seed_oss_config),
     "ernie4_5": _Relative(config=llamas.ernie_config, tensors=llamas.tensors_in_pairs),
     "helium": _Relative(config=llamas.helium_config, tensors=llamas.tensors_in_pairs),
@@ -65,11 +73,13 @@ _RELATIVES = {
     "glm4": _Relative(config=joined.glm_config, tensors=joined.glm_tensors, names=joined.GLM4_NAMES),
     "gemma": _Relative(config=gemma.gemma_config, tensors=gemma.gemma_tensors),
     "gemma3_text": _Relative(config=gemma.gemma3_text_config, tensors=gemma.gemma_tensors),
-    "gemma3": _Relative(
-        config=gemma.gemma3_config,
-        names={"language_model.": ""},
-        images=tuple(start + part for start in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")),
+    "gemma3": _with_images(
+        images.text_config({"gemma3_text": "gemma3_text"}, tied=True, defaults=gemma.DEFAULTS)  # its own has no effect
     ),
+    "mistral3": _with_images(images.text_config({"mistral": "mistral", "ministral3": "ministral3"})),
+    "qwen2_vl": _with_images(images.text_config({"qwen2_vl_text": "qwen2"}, is_flat=True)),
+    "qwen2_5_vl": _with_images(images.text_config({"qwen2_5_vl_text": "qwen2"}, is_flat=True)),
+    "qwen3_vl": _with_images(images.text_config({"qwen3_vl_text": "qwen3"})),
 }
 RELATIVES = tuple(_RELATIVES)
 
