@@ -24,6 +24,21 @@ EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_inte
 KINDS: dict[str, dict[str, Any]] = {
     "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "smollm3_untied": {"model_type": "smollm3", "no_rope_layers": [0, 1, 1], "tie_word_embeddings": False},
+    "ministral": {"model_type": "ministral", "sliding_window": 12, "head_dim": 8},
+    "ministral_alternating": {
+        "model_type": "ministral",
+        "sliding_window": 12,
+        "head_dim": 16,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "ministral_without_window": {
+        "model_type": "ministral",
+        "head_dim": 8,
+        "layer_types": ["full_attention"] * 3,
+        "tie_word_embeddings": True,
+    },
+    "ministral3": {"model_type": "ministral3", "head_dim": 16},
+    "cwm": {"model_type": "cwm", "head_dim": 16, "sliding_window": 12},
     "olmo2": {"model_type": "olmo2"},
     "olmo2_as_many_kv_heads": {"model_type": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
     "olmo3": {"model_type": "olmo3", "sliding_window": 12},

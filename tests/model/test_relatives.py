@@ -31,6 +31,11 @@ FACTORS = {
     "embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 8.0,
 }  # fmt: skip
 
+GRANITE4: dict[str, Any] = {
+    "model_type": "granitemoehybrid", "num_local_experts": 0, "layer_types": ["full_attention"] * 3,
+    "shared_intermediate_size": 40, "position_embedding_type": "rope", "mamba_n_heads": 8, **FACTORS,
+}  # fmt: skip
+
 
 def longrope(size: int) -> dict[str, Any]:
     short, long = ([start + 0.3 * i for i in range(size)] for start in (1.0, 2.5))
@@ -42,6 +47,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "granite_untied": {"model_type": "granite", "tie_word_embeddings": False, **FACTORS},
     "granite_with_biases": {"model_type": "granite", "attention_bias": True, "mlp_bias": True, **FACTORS},
     "granite_without_factors": {"model_type": "granite"},
+    "granitemoe": {
+        "model_type": "granitemoe", "num_local_experts": 5, "num_experts_per_tok": 3, "tie_word_embeddings": True,
+        **FACTORS,
+    },
+    "granitemoe_untied": {"model_type": "granitemoe", "num_local_experts": 4, "num_experts_per_tok": 2, **FACTORS},
+    "granite4": {**GRANITE4, "tie_word_embeddings": True},
+    "granite4_with_biases": {**GRANITE4, "attention_bias": True, "intermediate_size": 0},
+    "gemma": {"model_type": "gemma", "head_dim": 16},
+    "gemma_untied": {
+        "model_type": "gemma", "head_dim": 8, "tie_word_embeddings": False, "attention_bias": True,
+        "num_key_value_heads": 1, "hidden_act": "gelu",
+    },
     "phi3": {"model_type": "phi3"},
     "phi3_sliding": {"model_type": "phi3", "sliding_window": 12},
     "phi3_tied": {"model_type": "phi3", "tie_word_embeddings": True},
@@ -105,6 +122,18 @@ def test_bfloat16_weights_lose_little_by_their_factors(tmp_path: Path, kind: dic
     rounded = load_checkpoint(resolve_source(str(tmp_path)), torch.bfloat16).tensors
     for name, tensor in exact.items():
         torch.testing.assert_close(rounded[name].float(), tensor, rtol=2**-8, atol=0)
+
+
+QKV = ["q_proj", "k_proj", "v_proj"]
+JOINED = ["o_proj", "gate_up_proj", "down_proj"]
+LORA_TARGETS = {
+    "phi3": ["qkv_proj", *JOINED],
+    "phi4_mini": ["qkv_proj", *JOINED],
+    "glm": [*QKV, *JOINED],
+    "glm4": [*QKV, *JOINED],
+    "granitemoe": [*QKV, "o_proj"],
+    "granite4": [*QKV, "o_proj", "input_linear", "output_linear"],
+}
 
 
 @pytest.mark.parametrize(
@@ -182,6 +211,8 @@ def test_a_shape_is_told_and_read_again(tmp_path: Path, kind: str) -> None:
     [
         "granite",
         "granite_with_biases",
+        "granitemoe",
+        "granite4",
         "phi3",
         "phi4_mini",
         "seed_oss",
@@ -191,15 +222,15 @@ def test_a_shape_is_told_and_read_again(tmp_path: Path, kind: str) -> None:
         "glm4",
         "smollm3",
         "olmo2",
+        "exaone4",
+        "gemma",
         "gemma3_text",
     ],
 )
 def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> None:
     """Retold as the weights are; kinds that are read as they are have nothing to retell."""
     peer = saved(tmp_path, **KINDS.get(kind, {"model_type": kind}))
-    qkv = ["qkv_proj"] if kind.startswith("phi") else ["q_proj", "k_proj", "v_proj"]
-    joined = [*qkv, "o_proj", "gate_up_proj", "down_proj"]
-    targets = joined if kind.startswith(("phi", "glm")) else "all-linear"
+    targets: Any = LORA_TARGETS.get(kind, "all-linear")
     folder = saved_adapter(tmp_path / "adapter", peer, 1, r=4, lora_alpha=6, target_modules=targets)
     source = resolve_source(str(tmp_path))
     checkpoint = load_checkpoint(source, torch.float32)
@@ -226,6 +257,14 @@ def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> No
         ({"model_type": "seed_oss", "mlp_bias": True}, "mlp_bias is True"),
         ({"model_type": "ernie4_5", "use_bias": "no"}, "use_bias is 'no'"),
         ({"model_type": "helium", "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"model_type": "granitemoe", "num_local_experts": 4, "attention_bias": True}, "attention_bias is True"),
+        ({"model_type": "gemma", "hidden_act": "silu"}, "hidden_act is 'silu'; only 'gelu_pytorch_tanh'"),
+        ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({**GRANITE4, "num_local_experts": 8}, "num_local_experts is 8: of granitemoehybrid those without experts"),
+        ({**GRANITE4, "layer_types": ["mamba", "attention", "mamba"]}, "layer_types names mamba, but only layers of"),
+        ({**GRANITE4, "layer_types": None}, "layer_types names mamba"),
+        ({**GRANITE4, "position_embedding_type": "nope"}, "position_embedding_type is 'nope'; only 'rope'"),
+        ({**GRANITE4, "shared_intermediate_size": 0}, "shared_intermediate_size is 0"),
     ],
 )
 def test_what_a_kind_cannot_be_retold_with_is_named(fields: dict[str, Any], message: str) -> None:
@@ -233,7 +272,7 @@ def test_what_a_kind_cannot_be_retold_with_is_named(fields: dict[str, Any], mess
         parse_trunk_config({**SIZES, "rms_norm_eps": 1e-5, **fields}, "config.json")
 
 
-LEFT_OUT = ["seed_oss", "ernie4_5", "helium", "glm", "glm4"]
+LEFT_OUT = ["gemma", "seed_oss", "ernie4_5", "helium", "glm", "glm4"]
 
 
 @pytest.mark.parametrize("kind", LEFT_OUT)

@@ -62,6 +62,7 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             rotary_dim=_rotary_dim(config, where),
             tie_word_embeddings=flag(config, "tie_word_embeddings", where, default=kind.tied),
             max_position_embeddings=whole(config, "max_position_embeddings", where),
+            longest_text=_longest_text(config, where),
             eos_token_ids=_ids(config.get("eos_token_id")),
             architecture=architecture,
             **_biases(config, where),
@@ -91,6 +92,12 @@ def _rotary_dim(config: Mapping[str, Any], where: str) -> int | None:
     """Our own word, which a Phi-3 or a GLM is retold with (relatives/)."""
     is_told = KINDS[config.get("model_type", "llama")].turns_part and config.get("rotary_dim") is not None
     return whole(config, "rotary_dim", where) if is_told else None
+
+
+def _longest_text(config: Mapping[str, Any], where: str) -> int | None:
+    """Our own word, too, which a Ministral 3 is retold with."""
+    is_told = config.get("model_type") == "mistral" and config.get("longest_text") is not None
+    return whole(config, "longest_text", where) if is_told else None
 
 
 def _biases(config: Mapping[str, Any], where: str) -> dict[str, bool]:
@@ -185,6 +192,8 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
     kind = KINDS[t.architecture]
     if kind.turns_part:
         values["rotary_dim"] = t.rotary_dim
+    if t.longest_text is not None:
+        values["longest_text"] = t.longest_text
     field, activation = ACTIVATIONS[kind.activation]
     values[field] = activation
     if kind.attention_bias is None:

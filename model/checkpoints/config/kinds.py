@@ -62,6 +62,7 @@ KINDS = {
     "mistral": Kind(causal_lm="MistralForCausalLM", attention_bias=False, slides="all", turns_part=True),
     "qwen2": Kind(causal_lm="Qwen2ForCausalLM", attention_bias=True, o_bias=False, slides="asked"),
     "qwen3": Kind(causal_lm="Qwen3ForCausalLM", head_dim=128, qk_norm="head", slides="asked"),
+    "ministral": Kind(causal_lm="MinistralForCausalLM", attention_bias=False, slides="typed alike"),
     "smollm3": Kind(
         causal_lm="SmolLM3ForCausalLM", mlp_bias=None, tied=True, window=None, slides="asked", rope_theta=2e6
     ),
@@ -74,6 +75,7 @@ KINDS = {
         norms="after",
         qk_norm="width",
     ),
+    "gemma": Kind(causal_lm="GemmaForCausalLM", tied=True, head_dim=256, activation="gelu_tanh"),
     "gemma3_text": Kind(
         causal_lm="Gemma3ForCausalLM",
         tied=True,

@@ -1,5 +1,7 @@
-"""Gemma 3: norms by 1 + weight, a factor of the embedding and attention's scale are put into the weights; of those
-that read images the language model is read, as of one without."""
+"""Gemma and Gemma 3: norms by 1 + weight, a factor of the embedding and attention's scale are put into the weights.
+
+Of those that read images the language model is read, as of one without.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +23,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # What the text_config of published ones leaves out, as transformers fills it in.
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-6,
 }
+_GELU = "gelu_pytorch_tanh"
 _ALONE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
-
-
-def gemma3_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The text_config of one with images; what stands beside it wins. Raises CheckpointError."""
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise CheckpointError(f"{where}: text_config, the language model of a gemma3, is missing.")
-    beside = {
-        "eos_token_id": config.get("eos_token_id") or text.get("eos_token_id"),
-        "tie_word_embeddings": config.get("tie_word_embeddings", True),  # text_config's own has no effect
-    }
-    if config.get("quantization_config"):
-        beside["quantization_config"] = config["quantization_config"]
-    return {**_DEFAULTS, **text, "model_type": "gemma3_text", **beside}
 
 
 def gemma3_text_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """As it is. Raises CheckpointError for what it may say and nobody computes here."""
     return check_unsaid(config, _ALONE, where)
+
+
+def gemma_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """As it is; a `gelu` of the first ones means its tanh form. Raises CheckpointError."""
+    check_unsaid(config, ("use_bidirectional_attention",), where)
+    if (named := config.get("hidden_act")) not in (None, "gelu", _GELU):
+        raise CheckpointError(f"{where}: hidden_act is {named!r}; only {_GELU!r} is supported.")
+    return {**config, "hidden_activation": _GELU}  # whatever it says, hidden_act counts
 
 
 def gemma3_factors(hidden_size: int, attends: float, *, tied: bool) -> dict[str, float]:
@@ -60,8 +57,8 @@ def gemma3_factors(hidden_size: int, attends: float, *, tied: bool) -> dict[str,
     return {"model.embed_tokens.weight": embedding, "q_norm": attends**0.5, **final}
 
 
-def gemma3_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
-    """With its factors in them, in float32."""
+def gemma_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
+    """With its factors in them, in float32; those of a first Gemma, too, which norms no queries."""
     kind = KINDS["gemma3_text"]
     attends = head_dim_of(config, kind.head_dim) / float(config.get("query_pre_attn_scalar", 256))
     tied = config.get("tie_word_embeddings", kind.tied)

@@ -10,7 +10,6 @@ from hamburger.model.checkpoints.relatives.parts import (
     head_dim_of,
     kv_heads_of,
     orders_of,
-    renamed,
     rope_of_part,
     rotary_dim_of,
 )
@@ -18,10 +17,11 @@ from hamburger.model.checkpoints.relatives.parts import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_GLM4_NORMS = {
-    "post_self_attn_layernorm": "post_attention_layernorm",
-    "post_attention_layernorm": "pre_feedforward_layernorm",
-    "post_mlp_layernorm": "post_feedforward_layernorm",
+# GLM-4's names of norms -> Gemma 3's.
+GLM4_NAMES = {
+    ".post_self_attn_layernorm.": ".post_attention_layernorm.",
+    ".post_attention_layernorm.": ".pre_feedforward_layernorm.",
+    ".post_mlp_layernorm.": ".post_feedforward_layernorm.",
 }
 
 
@@ -70,17 +70,10 @@ def glm_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def glm_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
-    """Gate and up cut apart, heads in the order of a Llama, and GLM-4's norms under Gemma 3's names."""
+    """Gate and up cut apart, heads in the order of a Llama."""
     head_dim = head_dim_of(config, 128)
     orders = orders_of(config, head_dim, glm_config(config, where)["rotary_dim"], in_pairs=True)
-    if config["model_type"] == "glm4":
-        tensors = renamed(tensors, _glm4_name)
     return cut(tensors, {"mlp.gate_up_proj": gate_up(config)}, orders)
-
-
-def _glm4_name(name: str) -> str:
-    start, _, end = name.removesuffix(".weight").rpartition(".")
-    return f"{start}.{_GLM4_NORMS[end]}.weight" if end in _GLM4_NORMS else name
 
 
 def gate_up(config: Mapping[str, Any]) -> list[tuple[str, int]]:

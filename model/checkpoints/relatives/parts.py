@@ -1,8 +1,8 @@
-"""What every family retells with: tensors that are renamed, multiplied, cut apart or put in another order, lazily."""
+"""What every family retells with: tensors that are multiplied, cut apart or put in another order, lazily."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +60,6 @@ def multiplied(tensors: Mapping[str, Tensor], name: str, factor: float, plus: fl
 
     shape = tuple(entries_of(tensors)[name].shape)
     return Lazy(shape, torch.float32, lambda: (tensors[name].float() + plus) * factor)
-
-
-def renamed(tensors: Mapping[str, Tensor], rename: Callable[[str], str]) -> Mapping[str, Tensor]:
-    """Each under the name that rename gives it."""
-    return lazy({rename(name): entry for name, entry in entries_of(tensors).items()})
 
 
 def check_unsaid(config: Mapping[str, Any], fields: Iterable[str], where: str) -> Mapping[str, Any]:

@@ -3,16 +3,18 @@
 | kind | what it has | how that is retold |
 | --- | --- | --- |
 | `granite` (3.x, dense) | factors of embedding, attention, residual branches, logits | multiplied into the weights |
+| `granitemoe`, `granitemoehybrid` (4.0, dense) | the same, other names; joined gate and up | renamed; cut apart |
 | `phi3` (Phi-3, Phi-4) | joined linears of q, k, v, and of gate and up | cut apart |
 |                       | heads of which a part turns | what turns is put where a Llama has it |
 | `seed_oss` (Seed-OSS) | biases of q, k and v alone | as of a Qwen2 |
 | `ernie4_5` (ERNIE 4.5, dense), `helium` | numbers of a head that turn with the next one | put where a Llama has it |
 | `glm`, `glm4` (GLM-4) | heads of which a part turns, each number with the next | put where a Llama has it |
 |                       | a joined linear of gate and up; other names of norms | cut apart; renamed |
-| `gemma3` (Gemma 3 with images) | a language model beside a vision tower | the former is read, as `gemma3_text` |
-| `gemma3_text` (Gemma 3) | norms by 1 + weight, a factor of the embedding, attention's scale | put into the weights |
+| `ministral3` (Ministral 3) | a scale of queries behind the pretraining context | it ends the context |
+| `gemma3`, `mistral3`, `qwen2_vl` ... | a language model beside a vision tower | the former is read, as its kind |
+| `gemma`, `gemma3_text` | norms by 1 + weight, a factor of the embedding, attention's scale | put into the weights |
 
-What is left of GLM and of Gemma 3 is a kind of its own (kinds.py).
+What is left of GLM and of Gemma is a kind of its own (kinds.py).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hamburger.model.checkpoints.relatives import gemma, granite, joined, llamas
+from hamburger.model.checkpoints.relatives import gemma, granite, images, joined, llamas, mistral
 from hamburger.model.checkpoints.relatives.parts import entries_of, lazy
 from hamburger.model.checkpoints.sources import CheckpointError
 
@@ -36,8 +38,9 @@ RetoldTensors = Callable[[Mapping[str, Any], Mapping[str, "Tensor"], str], Mappi
 class _Relative:
     """config: a configuration of the kind -> that of another, which may be retold in its turn, or of the same.
 
-    tensors: as that kind has them; None: they are. names: how theirs begin -> how they do there.
-    images: how those begin that are left out, as they are of no language model.
+    tensors: as that kind has them; None: they are. names: parts of theirs -> what stands there instead, of which the
+    first that is found counts, before `tensors` is asked. images: how those begin that are left out, as they are of no
+    language model.
     """
 
     config: RetoldConfig
@@ -46,21 +49,37 @@ class _Relative:
     images: tuple[str, ...] = ()
 
 
+def _with_images(config: RetoldConfig) -> _Relative:
+    return _Relative(config=config, names=images.NAMES, images=images.TOWERS)
+
+
 _RELATIVES = {
     "granite": _Relative(config=granite.granite_config, tensors=granite.granite_tensors),
+    "granitemoe": _Relative(
+        config=granite.granitemoe_config, tensors=granite.granitemoe_tensors, names=granite.EXPERTS_NAMES
+    ),
+    "granitemoehybrid": _Relative(
+        config=granite.granite4_config, tensors=granite.granite4_tensors, names=granite.SHARED_NAMES
+    ),
     "phi3": _Relative(config=joined.phi3_config, tensors=joined.phi3_tensors),
+    "ministral": _Relative(config=mistral.ministral_config),
+    "cwm": _Relative(config=mistral.cwm_config),
+    "ministral3": _Relative(config=mistral.ministral3_config),
     "seed_oss": _Relative(config=llamas.seed_oss_config),
     "ernie4_5": _Relative(config=llamas.ernie_config, tensors=llamas.tensors_in_pairs),
     "helium": _Relative(config=llamas.helium_config, tensors=llamas.tensors_in_pairs),
     "olmoe": _Relative(config=llamas.olmoe_config),
     "glm": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
-    "glm4": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
-    "gemma3_text": _Relative(config=gemma.gemma3_text_config, tensors=gemma.gemma3_tensors),
-    "gemma3": _Relative(
-        config=gemma.gemma3_config,
-        names={"language_model.": "", "model.language_model.": "model."},
-        images=tuple(start + part for start in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")),
+    "glm4": _Relative(config=joined.glm_config, tensors=joined.glm_tensors, names=joined.GLM4_NAMES),
+    "gemma": _Relative(config=gemma.gemma_config, tensors=gemma.gemma_tensors),
+    "gemma3_text": _Relative(config=gemma.gemma3_text_config, tensors=gemma.gemma_tensors),
+    "gemma3": _with_images(
+        images.text_config({"gemma3_text": "gemma3_text"}, tied=True, defaults=gemma.DEFAULTS)  # its own has no effect
     ),
+    "mistral3": _with_images(images.text_config({"mistral": "mistral", "ministral3": "ministral3"})),
+    "qwen2_vl": _with_images(images.text_config({"qwen2_vl_text": "qwen2"}, is_flat=True)),
+    "qwen2_5_vl": _with_images(images.text_config({"qwen2_5_vl_text": "qwen2"}, is_flat=True)),
+    "qwen3_vl": _with_images(images.text_config({"qwen3_vl_text": "qwen3"})),
 }
 RELATIVES = tuple(_RELATIVES)
 
@@ -108,15 +127,15 @@ def retold_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], whe
 
 
 def retold_name(config: Mapping[str, Any], name: str) -> str:
-    """What a tensor or linear of a model is called where its kind's names begin in another way; else as it is."""
+    """What a tensor or linear of a model is called where its kind has other names; else as it is."""
     relative = _RELATIVES.get(config.get("model_type", ""))
     return name if relative is None else _renamed(relative, name)
 
 
 def _renamed(relative: _Relative, name: str) -> str:
     for theirs, ours in relative.names.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
+        if theirs in name:
+            return name.replace(theirs, ours, 1)
     return name
 
 
