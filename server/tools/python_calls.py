@@ -8,7 +8,7 @@ from typing import Any
 
 from hamburger.server.tools.json_calls import Found, ToolCall, calls_at, skip
 from hamburger.server.tools.python_values import PythonArguments
-from hamburger.server.tools.value_ends import ValueEnds
+from hamburger.server.tools.value_ends import Passed, ValueEnds
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the functions' arguments, by their names
 _CALLED = re.compile(r"([^\W\d][\w.-]*)\s*(\()?")
@@ -29,6 +29,11 @@ def _python_calls(text: str, start: int, schemas: Schemas, ends: ValueEnds, only
     in_list = text.startswith("[", at)
     if in_list:
         at = skip(text, at + 1)
+    if at >= len(text):
+        return found
+    passed = ends.calls.setdefault(start, Passed(at))
+    found.calls += passed.calls
+    at = passed.at
     while at < len(text):
         if in_list and text[at] == "]":
             found.end, found.is_broken = at + 1, not found.calls
@@ -45,7 +50,8 @@ def _python_calls(text: str, start: int, schemas: Schemas, ends: ValueEnds, only
             ends.python[called.end()] = PythonArguments(called.end(), names)
         arguments = ends.python[called.end()]
         arguments.read(text)
-        found.calls.append(ToolCall(called[1], arguments.json))
+        call = ToolCall(called[1], arguments.json)
+        found.calls.append(call)
         if arguments.end is None:
             found.end = arguments.at if arguments.is_broken else None
             return found
@@ -55,6 +61,8 @@ def _python_calls(text: str, start: int, schemas: Schemas, ends: ValueEnds, only
         elif in_list and at < len(text) and text[at] != "]":
             found.end = arguments.end
             return found
+        if at < len(text):
+            passed.add(call, at)
     if found.calls and not in_list:
         found.end = at
     return found

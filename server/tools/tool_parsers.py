@@ -30,7 +30,7 @@ from typing import Any, Literal
 from hamburger.server.tools.json_calls import Found, ToolCall, calls_at, skip
 from hamburger.server.tools.python_calls import python_or_json_calls
 from hamburger.server.tools.tag_calls import FUNCTION, bare_tag_call, tag_call
-from hamburger.server.tools.value_ends import ValueEnds
+from hamburger.server.tools.value_ends import Passed, ValueEnds
 
 Family = Literal["hermes", "llama3", "mistral", "olmo3", "pythonic", "json"]
 
@@ -123,7 +123,8 @@ def _marked(
 
     start: where the text begins, behind the calls that were found before.
     """
-    content, calls = "", [*calls]
+    passed = ends.marked or Passed(start, calls)
+    start, content, calls = passed.at, passed.content, [*passed.calls]
     searched = ends.no_calls.get(start, start)  # start: of what is neither content nor a call yet
     while (at := _next_call(text, begin, bare, searched)) >= 0:
         searched = at + (len(begin) if text.startswith(begin, at) else len(bare))
@@ -143,6 +144,7 @@ def _marked(
             start = behind + len(end)
         elif end.startswith(text[behind:]) and not is_final:
             return Parsed(content, calls)
+        ends.marked = Passed(start, calls, content)
         searched = ends.no_calls.get(start, start)
     ends.no_calls[start] = max(searched, len(text) - max(len(begin), len(bare)) + 1)
     rest = text[start:] if is_final else min((_settled(text[start:], each) for each in (begin, bare)), key=len)
@@ -202,8 +204,12 @@ def _hermes_calls(
     text: str, at: int, is_final: bool, ends: ValueEnds, *, schemas: Mapping[str, Mapping[str, Any]]
 ) -> Found:
     is_bare = text.startswith(FUNCTION, at - len(FUNCTION))
-    at, found = at - len(FUNCTION) if is_bare else skip(text, at), Found()
+    at = at - len(FUNCTION) if is_bare else skip(text, at)
+    begin, passed = at, ends.calls.get(at, Passed(at))
+    found, at = Found([*passed.calls]), passed.at
     while text.startswith(FUNCTION, at):
+        if found.calls:
+            ends.calls[begin] = Passed(at, found.calls)
         one = (bare_tag_call if is_bare else tag_call)(text, at, ends, schemas)
         if one.is_broken and found.calls:
             return found
