@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
 import signal
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError
 from hamburger.server.exits import DIED, FAILED, INTERRUPTED, Terminated, on_sigterm
@@ -130,6 +131,11 @@ class _Parser(argparse.ArgumentParser):
         return self.parse_args(args, namespace), []  # what is left over is this command's own mistake
 
     def error(self, message: str) -> NoReturn:
+        unknown, _, name = message.partition(": ")
+        if unknown == "unrecognized arguments":
+            options = [option for option in self._option_string_actions if option.startswith("--")]
+            if near := difflib.get_close_matches(name.split(" ")[0].split("=")[0], options, n=1, cutoff=0.7):
+                message += f", did you mean {near[0]}?"
         self.exit(FAILED, f"hamburger: {message} (see {self.prog} --help)\n")
 
 
@@ -187,13 +193,26 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     for name, field in ServeSettings.model_fields.items():
         help_text = str(field.description)
         if field.default not in (None, [], {}):
-            help_text += f" (default: {field.default})"
+            help_text += f" (default: {_written(name, field.default)})"
         option = f"--{name.replace('_', '-')}"
         action = "append" if name in ("api_key", "also", "lora") else "store"
         metavar = {"also": "NAME=MODEL", "lora": "NAME=PATH"}.get(name, name.rsplit("_")[-1].upper())
+        if field.annotation is bool:
+            metavar = "true|false"
+        elif get_origin(field.annotation) is Literal:
+            metavar = "|".join(get_args(field.annotation))
         parser.add_argument(option, dest=name, action=action, metavar=metavar, help=help_text)
     no_playground = "the same as --playground false"
     parser.add_argument("--no-playground", dest="playground", action="store_const", const="false", help=no_playground)
+
+
+def _written(name: str, default: object) -> str:
+    """A default as one would write it."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if name in ("response_store", "max_body_size") and isinstance(default, int):
+        return f"{default >> 20}MiB"
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -220,7 +239,7 @@ def _serve(args: argparse.Namespace) -> int:
         _tell(f"the engine died while it was loading: {error}", log_format)
         return DIED
     except (ValueError, HamburgerError, OSError) as error:  # settings, checkpoints and files that cannot be used
-        _tell(" ".join(str(error).split()), log_format)
+        _tell(_reason(error), log_format)
         return FAILED
 
 
@@ -247,8 +266,15 @@ def _run(command: _Command, args: argparse.Namespace) -> int:
         remedy = f"pip install 'hamburger-serve[{command.extra}]'"
         print(f"hamburger: {command.name} needs the package {error.name}: {remedy}", file=sys.stderr)
     except (ValueError, HamburgerError, OSError) as error:  # options, data and checkpoints that cannot be used
-        print(f"hamburger: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"hamburger: {_reason(error)}", file=sys.stderr)
     return FAILED
+
+
+def _reason(error: Exception) -> str:
+    """One line; of a file that cannot be used its name first, not the system's number of the error."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}."
+    return " ".join(str(error).split())
 
 
 def _add_arguments(command: _Command, parser: argparse.ArgumentParser) -> None:

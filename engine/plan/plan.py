@@ -19,7 +19,9 @@ from hamburger.model.config import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """memory_bytes: all that the model may use, None if only the pool's size is known; reserved_bytes: of it, what
+    """Each of them, where several GPUs share a model; kv_cache_memory is of all together.
+
+    memory_bytes: all that the model may use, None if only the pool's size is known; reserved_bytes: of it, what
     others take. bandwidth: bytes a second that can be read; None leaves speed out.
     """
 
@@ -50,7 +52,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Tokens a second that reading weights and KV alone would allow: no more can be had, a real server has less."""
+    """Tokens a second that reading weights and KV alone would allow: no more can be had, a real server has less. But
+    accepted drafts, of which a plan knows nothing, make more of one token a pass."""
 
     one_stream: float
     one_stream_plain: float
@@ -60,13 +63,15 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer. `plain` is a server of the same memory and weights with one token a slot.
+    """The answer. `plain` is a server of the same memory and weights with one token a slot. Bytes are those of each of
+    num_gpus, but parameters are all.
 
-    tokens_per_kv: of a whole answer. slots_per_request: the most that one holds at a time. loras_bytes: what adapters
-    will take.
+    tokens_per_kv: of a whole answer. tokens_per_pass: of its passes, drafts aside. slots_per_request: the most that one
+    holds at a time. loras_bytes: what adapters will take.
     """
 
     model: str
+    num_gpus: int
     parameters: int
     weights_bytes: int
     loras_bytes: int
@@ -78,6 +83,7 @@ class Plan:
     prompt_tokens: int
     output_tokens: int
     tokens_per_kv: float
+    tokens_per_pass: float
     slots_per_request: int
     slots_per_request_plain: int
     concurrent_requests: int
@@ -112,6 +118,7 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
     num_slots = num_blocks * load.block_size
     return Plan(
         model=shape.name,
+        num_gpus=shape.num_parts,
         parameters=shape.parameters,
         weights_bytes=shape.weights_bytes,
         loras_bytes=loras,
@@ -123,6 +130,7 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
         prompt_tokens=load.prompt_tokens,
         output_tokens=load.output_tokens,
         tokens_per_kv=load.output_tokens / held if load.settling else ratio,
+        tokens_per_pass=ratio,
         slots_per_request=slots,
         slots_per_request_plain=plain_slots,
         concurrent_requests=concurrent,
@@ -180,7 +188,7 @@ def _loras_bytes(shape: Shape, load: Load) -> int:
 
 def _pool_budget(shape: Shape, machine: Machine, loras_bytes: int) -> int:
     """Bytes, as the engine finds them once the weights are loaded."""
-    pool = machine.kv_cache_memory
+    pool = None if machine.kv_cache_memory is None else machine.kv_cache_memory // shape.num_parts
     if machine.memory_bytes is None:
         if pool is None:
             raise ConfigError(
@@ -189,12 +197,14 @@ def _pool_budget(shape: Shape, machine: Machine, loras_bytes: int) -> int:
         return pool
     free = machine.memory_bytes - machine.reserved_bytes - shape.weights_bytes - loras_bytes
     if free < (pool or 1):
+        of_each = "" if shape.num_parts == 1 else f" on each of {shape.num_parts} GPUs"
         needed = "" if not loras_bytes else f" and LoRA adapters of {loras_bytes / 2**30:.2f} GiB"
         needed += "" if pool is None else f" and a KV pool of {pool / 2**30:.2f} GiB"
         raise ConfigError(
             f"memory is {machine.memory_bytes / 2**30:.2f} GiB, which does not hold {shape.name}'s weights of "
-            f"{shape.weights_bytes / 2**30:.2f} GiB{needed} beside {machine.reserved_bytes / 2**30:.2f} GiB that are "
-            "reserved: take a larger machine, a smaller model, or fewer bytes a number (dtype)."
+            f"{shape.weights_bytes / 2**30:.2f} GiB{of_each}{needed} beside {machine.reserved_bytes / 2**30:.2f} GiB "
+            "that are reserved: take a larger machine, more GPUs (tensor_parallel_size), a smaller model, or fewer "
+            "bytes a number (dtype)."
         )
     return pool_share(machine.device, free) if pool is None else pool
 

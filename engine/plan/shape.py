@@ -34,7 +34,8 @@ class WeightReads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What planning needs of a model. weights_bytes: all that is loaded. max_model_len: None where nothing says it.
+    """What planning needs of a model, or of the part of it that each of num_parts GPUs has, parameters aside, which are
+    all. weights_bytes: all that is loaded. max_model_len: None where nothing says it.
 
     tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known. slides:
     whether some layers see a sliding window. loras: the bytes of a LoRA adapter of a rank; None as reads.
@@ -53,6 +54,7 @@ class Shape:
     reads: WeightReads | None
     slides: bool = False
     loras: Callable[[int], int] | None = None
+    num_parts: int = 1
 
     @property
     def slot_bytes(self) -> int:
@@ -67,13 +69,12 @@ def shape_of(
     trunk, graft, number_bytes = config.trunk, config.graft, NUMBER_BYTES[dtype]
     held = as_numbers(config, number_bytes) if held is None else held
     plain, stop = held.of("model.layers.", "model.norm."), held.of("stop_head.")
-    sizes = (math.prod(shape) for tensor, shape in tensor_shapes(config).items() if tensor != "short_list")
     return Shape(
         name=name,
         num_layers=trunk.num_layers,
         num_kv_heads=trunk.num_kv_heads,
         head_dim=trunk.head_dim,
-        parameters=sum(sizes),
+        parameters=num_parameters(config),
         weights_bytes=held.total,
         kv_bytes=KV_BYTES[kv_dtype or dtype],
         max_model_len=trunk.context_tokens,
@@ -91,3 +92,8 @@ def shape_of(
         slides=bool(trunk.sliding_layers),
         loras=partial(lora_bytes, trunk, number_bytes=None if held.is_packed else number_bytes),
     )
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Of the whole model."""
+    return sum(math.prod(shape) for tensor, shape in tensor_shapes(config).items() if tensor != "short_list")

@@ -24,7 +24,13 @@ from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_
 from hamburger.model.checkpoints.lightning import load_lightning
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation, read_config
 from hamburger.model.checkpoints.quantised.weights import idle_biases, unquantised
-from hamburger.model.checkpoints.relatives import RETOLD_TENSORS, check_tied_head, retold_config, retold_tensors
+from hamburger.model.checkpoints.relatives.parts import check_tied_head
+from hamburger.model.checkpoints.relatives.retelling import (
+    has_retold_tensors,
+    reads_images,
+    retold_config,
+    retold_tensors,
+)
 from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf
 from hamburger.model.checkpoints.weight_files import (
     INDEX,
@@ -245,12 +251,12 @@ def _load_plain(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], N
     if quantisation is not None:
         on_progress(f"reading weights that are quantised ({quantisation.method})")
         # In float32 where they are multiplied: rounded before and after that, 4 bits would leave their grid.
-        own = torch.float32 if config.get("model_type") in RETOLD_TENSORS else dtype
+        own = torch.float32 if has_retold_tensors(config, str(file)) else dtype
         held = unquantised(quantisation, held, own, str(folder))
     tensors = LazyTensors(entries_of(one_by_one(trunk, retold_tensors(config, held, str(file)))))
     if quantisation is not None and quantisation.method == "gptq":
         tensors = tensors.without(idle_biases(tensors, tensor_shapes(ModelConfig(trunk=trunk))))
-    if config.get("model_type") == "gemma3":
+    if reads_images(config):
         on_progress(
             f"this model reads images, but its text part alone is served: {len(tensors)} of {len(held)} tensors"
         )

@@ -237,6 +237,24 @@ def test_an_option_that_a_command_lacks_points_to_the_help_of_that_command(capsy
         assert capsys.readouterr().err == f"hamburger: unrecognized arguments: --nope (see {program} --help)\n"
 
 
+def test_an_option_that_is_nearly_right_is_told_which_was_meant(capsys: Captured) -> None:
+    """vLLM's names, for those who come from there, and slips."""
+    for option, meant in (
+        ("--max-num-batched-tokens", "--max-num-batched-slots"),
+        ("--enable-prefix-caching", "--prefix-cache"),
+        ("--settle-windw=5", "--settle-window"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["serve", option])
+        assert capsys.readouterr().err.endswith(f", did you mean {meant}? (see hamburger serve --help)\n")
+
+
+def test_a_file_that_is_not_there_is_named_without_the_number_of_the_error(capsys: Captured, tmp_path: Path) -> None:
+    absent = tmp_path / "absent.jsonl"
+    assert main(["distill", str(absent), "--out", str(tmp_path / "answers.jsonl")]) == 2
+    assert capsys.readouterr().err == f"hamburger: {absent} cannot be used: No such file or directory.\n"
+
+
 def test_a_look_at_an_output_keeps_what_it_holds_and_opens_no_pipe(tmp_path: Path) -> None:
     kept, pipe = tmp_path / "kept.json", tmp_path / "pipe"
     kept.write_text(json.dumps("earlier"))

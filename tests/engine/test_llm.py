@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
 from drafting import DraftingRunner
@@ -16,6 +17,7 @@ from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.request import DraftCounts
 from hamburger.engine.types.config import ENGINE_SETTINGS, EngineArgs
 from hamburger.engine.types.errors import InvalidRequest
+from hamburger.engine.types.messages import SubmitRequest
 from hamburger.model.config import ConfigError
 from reference import CONTEXT
 
@@ -126,8 +128,77 @@ def test_arguments_of_vllm_are_no_variables_of_a_template_that_ignores_them(name
         make_llm(ScriptedRunner()).chat([{"role": "user", "content": "hello"}], **given)
 
 
+@pytest.mark.parametrize(
+    "prompt", ["ab", [BOS, 97, 98], {"prompt": "ab"}, {"prompt_token_ids": [BOS, 97, 98], "prompt": None}]
+)
+def test_a_prompt_is_a_text_or_ids_alone_in_a_list_or_named_as_in_vllm(prompt: Any) -> None:
+    llm = make_llm(ScriptedRunner({"0": [[99], [EOS]]}))
+    for given in (prompt, [prompt], [prompt, [1]]):
+        results = llm.generate(given, SamplingParams(max_tokens=1), progress=False)
+        assert (results[0].prompt_ids, results[0].text) == ([BOS, 97, 98], "c")
+    [first, _] = llm.generate(np.array([[1, 2], [3, 4]]), SamplingParams(max_tokens=1), progress=False)  # type: ignore[arg-type]
+    assert first.prompt_ids == [1, 2]
+
+
+def test_n_answers_a_prompt_with_seeds_of_their_own() -> None:
+    runner = ScriptedRunner({"0": [[97], [EOS]], "0.1": [[EOS]], "0.2": [[98, 99], [EOS]], "1": [[100], [EOS]]})
+    llm = make_llm(runner)
+    params = [SamplingParams(n=3, seed=2**63 - 2, prompt_logprobs=1), SamplingParams(seed=5)]
+    three, one = llm.generate([[7, 8], [9]], params, progress=False)
+    assert [answer.text for answer in three.outputs] == ["a", "", "bc"]
+    assert (three.text, [answer.others for answer in three.others]) == ("a", [(), ()])
+    assert [answer.prompt_logprobs for answer in three.others] == [three.prompt_logprobs] * 2
+    assert three.prompt_logprobs is not None
+    assert one.outputs == [one]
+    seeds = {request.request_id: request.params.seed for request in params_seen(llm, [[7, 8], [9]], params)}
+    assert seeds == {"0": 2**63 - 2, "0.1": 2**63 - 1, "0.2": 0, "1": 5}
+    each = llm.generate_each([([7, 8], params[0]), ([9], params[1])])
+    assert dict(each) == {0: three, 1: one}
+
+
+def params_seen(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[SubmitRequest]:
+    """The requests that the engine gets, in their order."""
+    seen, add = [], llm._core.add
+
+    def watched(request: SubmitRequest) -> None:
+        seen.append(request)
+        add(request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm._core, "add", watched)
+        llm.generate(prompts, params, progress=False, priority=list(range(len(prompts))))
+    return seen
+
+
+def test_lower_priorities_are_answered_first_and_results_keep_their_order() -> None:
+    config = fake_config(max_num_seqs=1)
+    core = fake_core(ScriptedRunner(), config)
+    llm = LLM.from_core(core, fake_info(config), ByteTokenizer())
+    seen: list[tuple[str, int]] = []
+    add = core.add
+
+    def watched(request: SubmitRequest) -> None:
+        seen.append((request.request_id, request.priority))
+        add(request)
+
+    core.add = watched  # type: ignore[method-assign]
+    results = llm.generate([[1], [2], [3]], SamplingParams(max_tokens=2), progress=False, priority=[5, -1, 5])
+    assert seen == [("1", -1), ("0", 5), ("2", 5)]
+    assert [result.prompt_ids for result in results] == [[1], [2], [3]]
+    seen.clear()
+    llm.chat([{"role": "user", "content": "x"}], SamplingParams(max_tokens=2), progress=False, priority=3)
+    assert seen == [("0", 3)]
+
+
+def test_text_parts_of_a_message_are_its_text() -> None:
+    llm = make_llm(ScriptedRunner({"0": [[97], [EOS]]}))
+    parts = [{"type": "text", "text": "what"}, {"type": "text", "text": "now?"}]
+    [result] = llm.chat([{"role": "user", "content": parts}], progress=False)
+    assert bytes(result.prompt_ids) == b"user: what\nnow?\nassistant: "
+
+
 def test_bytes_are_no_token_ids() -> None:
-    with pytest.raises(InvalidRequest, match=r"must be a text or a list of token ids, not b'ab'"):
+    with pytest.raises(InvalidRequest, match=r"must be a text, a list of token ids, .*, not b'ab'"):
         make_llm(ScriptedRunner()).generate([b"ab"], progress=False)
 
 

@@ -258,3 +258,18 @@ def test_what_no_browser_sends_as_an_origin_is_refused(value: str) -> None:
 def test_a_list_that_is_given_but_empty_is_refused(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match="empty"):
         load_settings({name: value})
+
+
+def test_the_help_says_what_each_option_takes_and_its_default_as_one_writes_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--settle true|false whether" in told
+    assert "--groups auto|composed|verified what" in told
+    for default in ("64MiB", "8MiB", "600", "true", "false"):
+        assert f"(default: {default})" in told
+    assert "True" not in told
+    assert "False" not in told
