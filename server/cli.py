@@ -37,7 +37,7 @@ class _Command:
 
 _COMMANDS = (
     _Command("chat", "chat in the terminal", "clients.chat.command:add_arguments", "clients.chat.command:run"),
-    _Command("bench", "measure a server", "clients.bench:add_arguments", "clients.bench:run"),
+    _Command("bench", "measure a server's speed under load", "clients.bench:add_arguments", "clients.bench:run"),
     _Command(
         "plan",
         "what a machine can serve: slots, requests at once, limits of speed",
