@@ -273,7 +273,7 @@ def test_the_help_says_what_each_option_takes_and_its_default_as_one_writes_it(
     ]  # fmt: skip
     told = " ".join(out.split())
     assert "--settle true|false whether" in told
-    assert "--groups auto|composed|verified what" in told
+    assert "--groups auto|composed|verified verified: the model" in told
     for default in ("64MiB", "8MiB", "600", "true", "false"):
         assert f"(default: {default})" in told
     assert "True" not in told
