@@ -12,7 +12,7 @@ import os
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Any
@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from hamburger.clients.wire import RequestError, error_message
+from hamburger.clients.wire import LostAnswer, RequestError, error_message
 
 API_KEY_VARIABLE = "HAMBURGER_API_KEY"
 FULL = (429, 502, 503, 504)  # 502 and 504: a proxy has no answer of it
@@ -153,22 +153,54 @@ def first_model(client: httpx.Client) -> str:
         raise RequestError(f"{response.url} lists no model", "Name one with --model.") from None
 
 
-async def patient_post(client: httpx.AsyncClient, path: str, body: bytes) -> httpx.Response:
+async def patient_post(
+    client: httpx.AsyncClient, path: str, body: bytes, has_answered: Callable[[], bool] | None = None
+) -> httpx.Response:
     """What the server answers to a JSON body, of whatever status; tries again, up to 15 minutes, while it is full.
 
-    Raises RequestError where it does not answer.
+    has_answered: whether it has answered anything yet. Where it has, or does so now, a connection that ends, an answer
+    that does not come and a server that cannot be reached any more are tried again as well, once at least.
+    Raises RequestError where it does not answer, LostAnswer where that may be for this request's sake.
     """
     deadline = time.monotonic() + _LONGEST_WAIT
     attempt = 0
     while True:
+        retry_after = ""
         try:
             response = await client.post(path, content=body, headers={"Content-Type": "application/json"})
         except httpx.HTTPError as error:
-            raise transport_error(error, client.base_url) from error
-        if response.status_code not in FULL or time.monotonic() > deadline:
-            return response
-        await asyncio.sleep(_pause(response.headers.get("retry-after", ""), attempt))
+            failure = transport_error(error, client.base_url)
+            if has_answered is None or not _may_pass(error) or not (has_answered() or await _answers(client)):
+                raise failure from error
+            if attempt and time.monotonic() > deadline:
+                is_gone = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                raise (failure if is_gone else LostAnswer(failure.reason, failure.remedy)) from error
+        else:
+            if response.status_code not in FULL or time.monotonic() > deadline:
+                return response
+            retry_after = response.headers.get("retry-after", "")
+        await asyncio.sleep(_pause(retry_after, attempt))
         attempt += 1
+
+
+def _may_pass(error: httpx.HTTPError) -> bool:
+    """Whether the same request may find a better connection: the server was restarted, or a proxy cut this one."""
+    if any(isinstance(cause, ssl.SSLError) or _is_of_files(cause) for cause in _causes(error)):
+        return False
+    return isinstance(error, httpx.NetworkError | httpx.TimeoutException | httpx.RemoteProtocolError)
+
+
+def _is_of_files(cause: BaseException) -> bool:
+    return isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE)
+
+
+async def _answers(client: httpx.AsyncClient) -> bool:
+    """Whether it speaks HTTP, and lives."""
+    try:
+        await client.get("/v1/models", timeout=_LIST_SECONDS)
+    except httpx.HTTPError:
+        return False
+    return True
 
 
 def _pause(retry_after: str, attempt: int) -> float:
@@ -227,7 +259,7 @@ def transport_error(error: httpx.HTTPError, url: httpx.URL) -> RequestError:
     """A failure below HTTP as a RequestError."""
     root = str(url).rstrip("/")
     causes = list(_causes(error))  # httpx tells of them and of a closed port alike
-    if any(isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE) for cause in causes):
+    if any(map(_is_of_files, causes)):
         return RequestError("too many open files: lower --concurrency or raise `ulimit -n`")
     fault = next((cause for cause in causes if isinstance(cause, ssl.SSLError)), None)
     if isinstance(fault, ssl.SSLCertVerificationError):

@@ -31,6 +31,10 @@ class RequestError(Exception):
         super().__init__(f"{self.reason.rstrip('.')}. {remedy}" if remedy else self.reason)
 
 
+class LostAnswer(RequestError):
+    """The answer to one request did not come, though it was asked for again: that of another may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """The server's own counts for one request; None where it does not say."""

@@ -24,7 +24,7 @@ from hamburger.engine.request_stream import OpenStreams, PromptScores, RequestSt
 from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.config import EngineConfig
-from hamburger.engine.types.errors import EngineDead, EngineDraining
+from hamburger.engine.types.errors import EngineDead, EngineDraining, InvalidRequest
 from hamburger.engine.types.events import EngineReady, EngineStopped, Event, Message, StepReport, StepStarted, Stop
 from hamburger.engine.types.messages import EngineInfo, LoraLoaded, StepStats
 from hamburger.engine.types.observer import EngineObserver
@@ -153,6 +153,8 @@ class AsyncEngine:
         """Admit all or none. Raises PromptTooLong, ContextOverflow, NeverFits, InvalidRequest, QueueFull,
         EngineDraining or EngineDead before any work."""
         self._check_available()
+        if any(request.params.n != 1 for request in requests):
+            raise InvalidRequest("n is not 1: submit a request for each answer (SamplingParams.each_choice).", "n")
         now = self._clock()
         # One value for the whole answer: the answer can name it, and a client ask for it again.
         chosen = None if self.dial is None else self.confidence()

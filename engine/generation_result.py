@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from hamburger.engine.request import DraftCounts, RequestUpdate
-from hamburger.engine.types.messages import FinishReason, TokenLogprobs
+from hamburger.engine.types.messages import FinishReason, SubmitRequest, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,8 @@ class GenerationResult:
     text ends before the stop string, token_ids with the token that completed it. stop_reason: the stop string or stop
     token id that ended the answer, else None. kv_slots: slots of the answer, one a group where groups are composed,
     else one a token. macro_steps: groups emitted. drafts: of verified groups. prompt_logprobs: one entry a prompt
-    token, None for the first, which nothing predicts.
+    token, None for the first, which nothing predicts. others: where SamplingParams.n asked for several answers, all
+    but this one, the first; they have no others.
     """
 
     prompt_ids: list[int]
@@ -31,6 +33,12 @@ class GenerationResult:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     macro_steps: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    others: tuple[GenerationResult, ...] = ()
+
+    @property
+    def outputs(self) -> list[GenerationResult]:
+        """All answers to the prompt, this one first, as vLLM calls them."""
+        return [self, *self.others]
 
     @property
     def tokens_per_kv(self) -> float:
@@ -62,3 +70,25 @@ def result_of(prompt_ids: list[int], updates: list[RequestUpdate], finish_reason
         macro_steps=last.macro_steps,
         drafts=drafts,
     )
+
+
+def prompt_of(request_id: str) -> tuple[int, int]:
+    """Which prompt a request (of LLM._resolve) answers, and its place among the answers to it."""
+    prompt, _, place = request_id.partition(".")
+    return int(prompt), int(place or 0)
+
+
+def whole_results(
+    finished: Iterable[tuple[SubmitRequest, GenerationResult]],
+) -> Iterator[tuple[int, GenerationResult]]:
+    """The number of each prompt with its result, once all answers to it are there."""
+    open_prompts: dict[int, dict[int, GenerationResult]] = {}
+    for request, result in finished:
+        prompt, place = prompt_of(request.request_id)
+        answers = open_prompts.setdefault(prompt, {})
+        answers[place] = result
+        if len(answers) == request.params.n:
+            del open_prompts[prompt]
+            scores = answers[0].prompt_logprobs
+            others = (replace(answers[i], prompt_logprobs=scores) for i in range(1, len(answers)))
+            yield prompt, replace(answers[0], others=tuple(others))

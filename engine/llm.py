@@ -5,27 +5,37 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice
-from operator import index
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, Unpack
+from typing import Any, NamedTuple, Protocol, Unpack
 
 from hamburger.engine.core.core import EngineCore
-from hamburger.engine.generation_result import GenerationResult, result_of
+from hamburger.engine.generation_result import GenerationResult, prompt_of, result_of, whole_results
+from hamburger.engine.llm_inputs import (
+    Message,
+    Prompt,
+    about,
+    chat_turns,
+    check_params,
+    each,
+    listed_chats,
+    listed_prompts,
+    params_of_each,
+    priority_of_each,
+    text_or_ids,
+)
 from hamburger.engine.request import AnswerBuilder, GenerationRequest, RequestUpdate, resolve_request
 from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults, recommended_defaults
 from hamburger.engine.text.detokenizer import TextDecoder
 from hamburger.engine.text.stop_strings import StopStrings
 from hamburger.engine.types.config import EngineArgs, LLMSettings
-from hamburger.engine.types.errors import HamburgerError, InvalidRequest, OutOfMemory, QueueTimeout, shown
+from hamburger.engine.types.errors import InvalidRequest, OutOfMemory, QueueTimeout, shown
 from hamburger.engine.types.messages import AbortRequest, EngineInfo, LoadLora, SubmitRequest, UnloadLora
 from hamburger.engine.types.sampling_params import SamplingParams
-
-Message = Mapping[str, Any]
 
 
 class ChatTokenizer(TextDecoder, Protocol):
@@ -36,7 +46,6 @@ class ChatTokenizer(TextDecoder, Protocol):
 
 
 _STOPS_SHARED = 8  # sets of stop strings among requests
-_CHAT = 'a list of {"role": ..., "content": ...}'
 # What vLLM's chat takes; a template, which ignores what it does not know, would get it as a variable.
 _NO_VARIABLES = {
     "use_tqdm": "use progress",
@@ -44,8 +53,6 @@ _NO_VARIABLES = {
     "chat_template_kwargs": "give each of its names as an argument",
     "chat_template": "the model's own is used",
 }
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
 
 
 class LLM:
@@ -117,25 +124,29 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
         lora: str | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[GenerationResult]:
-        """Continue each prompt (a text, or token ids); the results come in the prompts' order.
+        """Continue each prompt; the results come in the prompts' order.
 
+        prompts: one or several, each a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}.
         sampling_params: one for all prompts, or one a prompt; None: get_default_sampling_params().
         progress: a bar on stderr. lora: the name of a loaded adapter that answers; None: the model itself.
+        priority: one for all prompts, or one a prompt: those of a lower number are answered first; None: 0.
         Raises ValueError unless there are as many of them as prompts, and, before any work, InvalidRequest or
         TokenizerError with a note that says which prompt it is about. A grammar that cannot be used, or that an answer
         leaves, is told when it is come to. After an error or Ctrl-C the next call starts afresh.
         """
 
-        def encode(_: int, prompt: str | Sequence[int]) -> Sequence[int]:
-            return self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        def encode(_: int, prompt: Prompt) -> list[int]:
+            said = text_or_ids(prompt)
+            return self.tokenizer.encode(said, add_special_tokens=True) if isinstance(said, str) else said
 
-        prompts = [prompts] if isinstance(prompts, str) else _listed("prompts", "a text or a list of prompts", prompts)
-        return self._generate([*_each(encode, prompts)], sampling_params, progress, lora, goes_on=True)
+        ids = [*each(encode, listed_prompts(prompts))]
+        return self._generate(ids, sampling_params, progress, lora, priority, goes_on=True)
 
     def chat(
         self,
@@ -143,26 +154,24 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
         lora: str | None = None,
+        priority: int | Sequence[int] | None = None,
         **template_kwargs: Any,
     ) -> list[GenerationResult]:
         """Answer one conversation or several, written with the model's chat template; otherwise as `generate`.
 
-        template_kwargs go to the template (such as add_generation_prompt, continue_final_message). Raises TypeError for
-        names of vLLM's arguments, which have another one here.
+        A message's content may be a list of text parts. template_kwargs go to the template (such as
+        add_generation_prompt, continue_final_message). Raises TypeError for names of vLLM's arguments, which have
+        another one here.
         """
         for name in _NO_VARIABLES.keys() & template_kwargs:
             raise TypeError(f"LLM.chat() got an unexpected keyword argument {name!r}: {_NO_VARIABLES[name]}")
 
         def encode(_: int, chat: Sequence[Message]) -> list[int]:
-            turns = [dict(_message(turn)) for turn in _listed("messages", _CHAT, chat)]
-            if not turns:
-                raise InvalidRequest("The conversation is empty: it needs at least one message.", "messages")
-            return self.tokenizer.encode(self.tokenizer.apply_chat_template(turns, **template_kwargs))
+            return self.tokenizer.encode(self.tokenizer.apply_chat_template(chat_turns(chat), **template_kwargs))
 
-        chats = _listed("messages", _CHAT, messages)
-        chats = [chats] if chats and isinstance(chats[0], Mapping) else chats
+        ids = [*each(encode, listed_chats(messages))]
         goes_on = bool(template_kwargs.get("continue_final_message"))
-        return self._generate([*_each(encode, chats)], sampling_params, progress, lora, goes_on=goes_on)
+        return self._generate(ids, sampling_params, progress, lora, priority, goes_on=goes_on)
 
     def load_lora(self, name: str, path: str | Path) -> None:
         """Load the LoRA adapter in a folder that PEFT wrote, for `lora=name`; there is room for `max_loras`. Raises
@@ -200,10 +209,9 @@ class LLM:
         request it is about, when such a request is reached. Until the iterator is exhausted or closed, every other
         call that generates raises RuntimeError; closing it gives the unfinished requests up.
         """
-        resolved = _each(self._resolve, requests)
-        with closing(self._run(resolved, on_update)) as finished:
-            for request, result in finished:
-                yield int(request.request_id), result
+        resolved = each(self._resolve, requests)
+        with closing(self._run(chain.from_iterable(resolved), on_update)) as finished:
+            yield from whole_results(finished)
 
     def _generate(
         self,
@@ -211,38 +219,38 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
         lora: str | None,
+        priority: int | Sequence[int] | None,
         *,
         goes_on: bool,
     ) -> list[GenerationResult]:
         sampling_params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        if isinstance(sampling_params, SamplingParams):
-            params = [sampling_params] * len(prompts)
-        else:
-            params = _listed("sampling_params", "SamplingParams, or a list with one a prompt", sampling_params)
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling params.")
+        params = params_of_each(sampling_params, len(prompts))
+        priorities = priority_of_each(priority, len(prompts))
         number = 0 if lora is None else self._lora_number(lora)
-        resolved = _each(self._resolve, zip(prompts, params, strict=True))
-        requests = [replace(request, lora=number) for request in resolved]
+        resolved = [*each(self._resolve, zip(prompts, params, strict=True))]
+        # Seats are taken in this order, and where memory ends the last ones give theirs up.
+        first = sorted(range(len(prompts)), key=lambda i: priorities[i])
+        requests = [replace(request, lora=number, priority=priorities[i]) for i in first for request in resolved[i]]
         from hamburger.engine.progress_bar import progress_of_answers  # only this shows something
 
         bar = progress_of_answers(len(requests), visible=progress)
         with bar as show, closing(self._run(requests, show, goes_on=goes_on)) as finished:
-            results = {request.request_id: result for request, result in finished}
-        return [results[request.request_id] for request in requests]
+            results = dict(whole_results(finished))
+        return [results[i] for i in range(len(prompts))]
 
-    def _resolve(self, number: int, request: tuple[Sequence[int], SamplingParams]) -> SubmitRequest:
+    def _resolve(self, number: int, request: tuple[Sequence[int], SamplingParams]) -> list[SubmitRequest]:
+        """One for each answer to prompt `number`, the first of that id; it scores the prompt for all."""
         prompt, params = request
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequest(f"sampling_params holds {shown(params)}: use SamplingParams.", "sampling_params")
-        try:
-            if isinstance(prompt, bytes | bytearray):  # a text that was read as bytes, not ids
-                raise TypeError
-            ids = [index(token_id) for token_id in prompt]
-        except TypeError:
-            wanted = "a text or a list of token ids"
-            raise InvalidRequest(f"A prompt must be {wanted}, not {shown(prompt)}.", "prompts") from None
-        return resolve_request(GenerationRequest(str(number), ids, params), self.info, time.monotonic())
+        check_params(params)
+        ids, now = text_or_ids(prompt), time.monotonic()
+        if isinstance(ids, str):
+            raise InvalidRequest("A prompt of generate_each must be a list of token ids.", "prompts")
+        names = [str(number), *(f"{number}.{i}" for i in range(1, params.n))]
+        requests = [
+            resolve_request(GenerationRequest(name, ids, one), self.info, now)
+            for name, one in zip(names, params.each_choice(params.n), strict=True)
+        ]
+        return [requests[0], *(replace(request, scores_prompt=False) for request in requests[1:])]
 
     def _run(
         self, requests: Iterable[SubmitRequest], show: Callable[[RequestUpdate], None], *, goes_on: bool = False
@@ -279,39 +287,12 @@ class LLM:
                 for failure in step.failures:
                     if failure.request_id in running:  # else a stop string ended it before
                         error = errors.get(failure.kind, QueueTimeout)(failure.message)
-                        raise _about(error, failure.request_id)
+                        raise about(error, prompt_of(failure.request_id)[0])
         except BaseException:  # Ctrl-C and the iterator's end as well, and they may have come at any line of a step
             self._core.reset()
             raise
         finally:
             self._is_running = False
-
-
-def _listed(name: str, wanted: str, value: Any) -> list[Any]:
-    """What is given as a list. Raises InvalidRequest for anything else."""
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise InvalidRequest(f"{name} must be {wanted}, not {shown(value)}.", name)
-    return list(value)
-
-
-def _message(turn: Any) -> Message:
-    if not isinstance(turn, Mapping):
-        raise InvalidRequest(f"messages must be {_CHAT}, not hold {shown(turn)}.", "messages")
-    return turn
-
-
-def _each(do: Callable[[int, _In], _Out], prompts: Iterable[_In]) -> Iterator[_Out]:
-    """What `do` makes of each prompt's number and the prompt; its errors say which one they are about."""
-    for number, prompt in enumerate(prompts):
-        try:
-            yield do(number, prompt)
-        except HamburgerError as error:
-            raise _about(error, str(number)) from None
-
-
-def _about(error: HamburgerError, request_id: str) -> HamburgerError:
-    error.add_note(f"This is about prompt number {request_id}, counted from 0.")
-    return error
 
 
 class _RunningRequest(NamedTuple):

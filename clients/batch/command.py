@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,8 @@ from hamburger.clients.batch.lines import (
     BatchAnswer,
     BatchRequest,
     answer_row,
-    missing_requests,
+    count_missing,
+    lost_row,
     parse_answer,
     read_requests,
 )
@@ -35,22 +36,29 @@ from hamburger.clients.ends import end_of_resumable, terminated_as_by_ctrl_c
 from hamburger.clients.json_lines import GrowingFile
 from hamburger.clients.load import allow_many_connections
 from hamburger.clients.output_files import check_apart, check_output
-from hamburger.clients.wire import RequestError, error_message, token_count
+from hamburger.clients.wire import LostAnswer, RequestError, error_message, token_count
 
 _MOST_REASONS = 10
+_MOST_LOST = 3  # requests given up one after the other: it is the server, then
 # What ends the run, as all requests would have it: keys that are refused, and a server that stays full.
 _OF_ALL = (401, 403, *FULL)
 
 
 @dataclass
 class _Run:
-    """What has come of the requests so far. reasons: of those that failed."""
+    """What has come of the requests so far. reasons: of those that failed. lost_in_a_row: requests that were given up
+    since the last answer."""
 
     answered: int = 0
     tokens: int = 0
     seconds: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
     fault: RequestError | None = None
+    lost_in_a_row: int = 0
+
+    @property
+    def has_answered(self) -> bool:
+        return bool(self.answered or self.reasons)
 
     @property
     def failed(self) -> int:
@@ -118,12 +126,16 @@ def _run(args: argparse.Namespace, err: Console) -> _Run:
     with ExitStack() as stack:
         answers = stack.enter_context(_growing("--output-file", args.output_file))
         failures = stack.enter_context(_growing("--errors-file", errors))
-        missing = missing_requests(read_requests(args.input_file, fields, defaults), answers.rows, args.output_file)
+        number = count_missing(read_requests(args.input_file, fields, defaults), answers.rows, args.output_file)
+        answered = {answer.custom_id for answer in answers.rows}
+        # Read once more as they are sent: all bodies together may be more than memory holds.
+        requests = read_requests(args.input_file, fields, defaults)
+        missing = (request for request in requests if request.custom_id not in answered)
         failures.clear()  # those that failed are asked again
         progress = Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal)
         bar = stack.enter_context(progress).add_task("requests", total=len(models), completed=len(answers.rows))
         began = time.perf_counter()
-        done = asyncio.run(_ask_all(args, missing, answers, failures, lambda: progress.advance(bar)))
+        done = asyncio.run(_ask_all(args, missing, number, answers, failures, lambda: progress.advance(bar)))
         done.seconds = time.perf_counter() - began
     _tell(args, errors, done, len(answers.rows))
     if done.fault is not None:
@@ -137,13 +149,15 @@ def _growing(option: str, path: Path) -> GrowingFile[BatchAnswer]:
 
 async def _ask_all(
     args: argparse.Namespace,
-    requests: Sequence[BatchRequest],
+    waiting: Iterator[BatchRequest],
+    number: int,
     answers: GrowingFile[BatchAnswer],
     failures: GrowingFile[BatchAnswer],
     on_end: Callable[[], object],
 ) -> _Run:
-    """Ask them, `--concurrency` at once. After a fault nothing new is sent; what is in flight is still kept."""
-    done, waiting = _Run(), iter(requests)
+    """Ask the `number` of them, `--concurrency` at once. After a fault nothing new is sent; what is in flight is still
+    kept."""
+    done = _Run()
 
     async def worker() -> None:
         async with clients.one() as client:
@@ -151,10 +165,20 @@ async def _ask_all(
                 if done.fault is not None:
                     return
                 try:
-                    status, request_id, body = await _ask(client, request)
+                    status, request_id, body = await _ask(client, request, lambda: done.has_answered)
+                except LostAnswer as error:
+                    done.lost_in_a_row += 1
+                    if done.lost_in_a_row >= _MOST_LOST:
+                        done.fault = RequestError(f"{request.custom_id}: {error}")
+                        return
+                    failures.add(lost_row(request, error.reason))
+                    done.reasons[error.reason] += 1
+                    on_end()
+                    continue
                 except RequestError as error:
                     done.fault = RequestError(f"{request.custom_id}: {error}", status=error.status)
                     return
+                done.lost_in_a_row = 0
                 row = answer_row(request, status, request_id, body)
                 if status >= 400 or body.get("error"):  # gateways tell of errors with a 200, too
                     failures.add(row)
@@ -167,13 +191,16 @@ async def _ask_all(
 
     with terminated_as_by_ctrl_c():
         async with Clients(client_options(args.url, args.api_key, args.timeout)) as clients:
-            await asyncio.gather(*(worker() for _ in range(min(args.concurrency, len(requests)))))
+            await asyncio.gather(*(worker() for _ in range(min(args.concurrency, number))))
     return done
 
 
-async def _ask(client: httpx.AsyncClient, request: BatchRequest) -> tuple[int, str, dict[str, Any]]:
-    """Status, the server's id of the request, and what it answered. Raises RequestError for what ends the run."""
-    response = await patient_post(client, request.url, request.body)
+async def _ask(
+    client: httpx.AsyncClient, request: BatchRequest, has_answered: Callable[[], bool]
+) -> tuple[int, str, dict[str, Any]]:
+    """Status, the server's id of the request, and what it answered. Raises LostAnswer, or another RequestError for
+    what ends the run."""
+    response = await patient_post(client, request.url, request.body, has_answered)
     if response.status_code in _OF_ALL or response.has_redirect_location:
         check_answer(response)
     try:

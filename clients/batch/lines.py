@@ -2,6 +2,7 @@
 
 A request's line: {"custom_id", "method": "POST", "url": "/v1/...", "body": {...}}. An answer's: {"id", "custom_id",
 "response": {"status_code", "request_id", "body"}, "error": null}, and `request_digest`, which is ours: what was asked.
+Where none came, "response" is null, and "error" {"code", "message"}.
 """
 
 from __future__ import annotations
@@ -92,15 +93,13 @@ def _request(where: str, row: Any, fields: Mapping[str, Any], defaults: Mapping[
     return BatchRequest(custom_id, url, data, model if isinstance(model, str) else None, digest)
 
 
-def missing_requests(
-    requests: Iterable[BatchRequest], answers: Iterable[BatchAnswer], path: Path
-) -> list[BatchRequest]:
-    """The requests that have no answer yet. Raises ValueError where an answer of `path` is to another request."""
+def count_missing(requests: Iterable[BatchRequest], answers: Iterable[BatchAnswer], path: Path) -> int:
+    """How many requests have no answer yet. Raises ValueError where an answer of `path` is to another request."""
     digests = {answer.custom_id: answer.digest for answer in answers}
-    missing = []
+    missing = 0
     for request in requests:
         if (digest := digests.pop(request.custom_id, None)) is None:
-            missing.append(request)
+            missing += 1
         elif digest != request.digest:
             raise _other_batch(path, request.custom_id)
     for custom_id in digests:
@@ -117,11 +116,21 @@ def _other_batch(path: Path, custom_id: str) -> ValueError:
 
 def answer_row(request: BatchRequest, status: int, request_id: str, body: Any) -> dict[str, Any]:
     """The line of an answer, of whatever status."""
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    return _row(request, response, None)
+
+
+def lost_row(request: BatchRequest, message: str) -> dict[str, Any]:
+    """The line of a request that the server did not answer."""
+    return _row(request, None, {"code": "connection_lost", "message": message})
+
+
+def _row(request: BatchRequest, response: dict[str, Any] | None, error: dict[str, str] | None) -> dict[str, Any]:
     return {
         "id": f"batch_req_{uuid4().hex}",
         "custom_id": request.custom_id,
-        "response": {"status_code": status, "request_id": request_id, "body": body},
-        "error": None,
+        "response": response,
+        "error": error,
         "request_digest": request.digest,
     }
 
@@ -131,7 +140,11 @@ def parse_answer(option: str, path: Path, number: int, line: bytes) -> BatchAnsw
     try:
         row = json.loads(line)
         custom_id, digest = row["custom_id"], row["request_digest"]
-        if not isinstance(row["response"], dict) or not isinstance(custom_id, str) or not isinstance(digest, str):
+        if (
+            not isinstance(row["response"] or row["error"], dict)
+            or not isinstance(custom_id, str)
+            or not isinstance(digest, str)
+        ):
             raise TypeError
         return BatchAnswer(custom_id, digest)
     except (ValueError, LookupError, TypeError, RecursionError):

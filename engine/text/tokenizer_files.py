@@ -39,7 +39,7 @@ def special_tokens_of(folder: Path, added: Mapping[int, AddedToken]) -> dict[str
     ids = read_json(folder / "config.json") | read_json(folder / "generation_config.json")
     found: dict[str, str] = {}
     for name in _SPECIAL_NAMES:
-        token = _text(named.get(name))
+        token = text_of(named.get(name))
         if token is None and name not in config:
             token_id = ids.get(f"{name}_id")
             token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
@@ -50,7 +50,7 @@ def special_tokens_of(folder: Path, added: Mapping[int, AddedToken]) -> dict[str
             found[name] = token
     named_too = config.get("extra_special_tokens")
     for name, value in named_too.items() if isinstance(named_too, dict) else ():
-        if (token := _text(value)) is not None:
+        if (token := text_of(value)) is not None:
             found.setdefault(name, token)
     return found
 
@@ -70,15 +70,15 @@ def _end_token_id(folder: Path) -> int | None:
     if not (folder / TOKENIZER).is_file():
         return None
     config = read_json(folder / "tokenizer_config.json")
-    token = _text((read_json(folder / "special_tokens_map.json") | config).get("eos_token"))
+    token = text_of((read_json(folder / "special_tokens_map.json") | config).get("eos_token"))
     if token is None:
         return None
     decoder = config.get("added_tokens_decoder")
     for key, entry in decoder.items() if isinstance(decoder, dict) else ():
-        if str(key).isdecimal() and _text(entry) == token:
+        if str(key).isdecimal() and text_of(entry) == token:
             return int(key)
     for entry in _added_tokens(folder / TOKENIZER):
-        if isinstance(entry, dict) and isinstance(entry.get("id"), int) and _text(entry) == token:
+        if isinstance(entry, dict) and isinstance(entry.get("id"), int) and text_of(entry) == token:
             return int(entry["id"])
     return None
 
@@ -95,8 +95,8 @@ def _added_tokens(file: Path) -> list[Any]:
     return tokens
 
 
-def _text(token: Any) -> str | None:
-    """Of a token as it is, or as an AddedToken that is written out."""
+def text_of(token: Any) -> str | None:
+    """Of a token as it is, or as an AddedToken that is written out; None for what is neither."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

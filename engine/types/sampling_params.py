@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ MAX_SEED = 2**63 - 1
 # Lowest and highest value, both allowed; None is not checked.
 RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
+        "n": (1, math.inf),
         "min_tokens": (0, math.inf),
         "temperature": (0, 100),
         "top_k": (0, math.inf),
@@ -29,7 +30,7 @@ RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
         "confidence": (0, 1),
     }
 )
-_WHOLE = ("max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
+_WHOLE = ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
 _NUMBERS = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "confidence"
 )  # fmt: skip
@@ -53,6 +54,7 @@ class ThinkingBudget:
 class SamplingParams:
     """How one answer is generated. Every limit counts tokens, never slots.
 
+    n: answers to the prompt, from LLM. To the engine each is a request of its own, with one of each_choice.
     max_tokens: most tokens to generate; None means as many as the context leaves, 0 is for prompt_logprobs alone.
     min_tokens: no end token, stop token or stop string ends the answer before this many tokens.
     temperature: 0 is greedy, whatever top_p, top_k and min_p say.
@@ -80,6 +82,7 @@ class SamplingParams:
     Raises InvalidRequest that names the field when a value is of another type, or out of range.
     """
 
+    n: int = 1
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
@@ -163,6 +166,12 @@ class SamplingParams:
             raise InvalidRequest(f"thinking is {shown(self.thinking)}: it must be a ThinkingBudget.", "thinking")
         if self.grammar is not None and not isinstance(self.grammar, str):
             raise InvalidRequest(f"grammar is {shown(self.grammar)}: it must be a string.", "grammar")
+
+    def each_choice(self, number: int) -> list[SamplingParams]:
+        """For each of `number` answers to one prompt: answer i's seed is `seed + i`, so that they differ."""
+        if self.seed is None or number == 1:
+            return [self] * number
+        return [replace(self, seed=(self.seed + i) % (MAX_SEED + 1)) for i in range(number)]
 
     @property
     def is_greedy(self) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk_config, trunk_config_json
 from hamburger.model.checkpoints.gguf_file import ARCHITECTURES, canonical_names, open_gguf
-from hamburger.model.checkpoints.relatives import gemma3_factors
+from hamburger.model.checkpoints.relatives.gemma import gemma3_factors
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.checkpoints.weight_files import write_safetensors
 from hamburger.model.config import ModelConfig, TrunkConfig

@@ -195,7 +195,7 @@ class GenerationBody(AnswerFormat):
     def sampling_params(
         self, confidence: float | None, grammar: str | None = None, defaults: SamplingDefaults = OPENAI_DEFAULTS
     ) -> list[SamplingParams]:
-        """One for each of the `n` choices: choice i's seed is `seed + i`, so that they differ.
+        """One for each of the `n` choices (SamplingParams.each_choice).
 
         defaults: of fields that the body leaves out, or null.
 
@@ -238,12 +238,9 @@ class GenerationBody(AnswerFormat):
         }
         seed = self._unsigned_seed()
         try:
-            first = SamplingParams(seed=seed, **options)
+            return SamplingParams(seed=seed, **options).each_choice(self.num_samples)
         except InvalidRequest as error:
             raise named_as_written(error, limit_name, self.prompt_name) from error
-        if seed is None or self.num_samples == 1:
-            return [first] * self.num_samples
-        return [SamplingParams(seed=(seed + i) % (MAX_SEED + 1), **options) for i in range(self.num_samples)]
 
     def _unsigned_seed(self) -> int | None:
         """The engine's have no sign; OpenAI's and vLLM's may have one, and vLLM's -1 is none."""

@@ -6,33 +6,15 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from hamburger.engine.types.errors import shown
+from hamburger.engine.text.message_text import one_text
 from hamburger.server.schema import ListOf, Schema
 from hamburger.server.tools.tool_fields import MadeCall
-
-
-def _text(content: Any) -> Any:
-    """A message's content as one text; text parts are joined by line breaks. A refusal is what the assistant said."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        if not isinstance(part, dict):
-            raise ValueError(f"a part is an object with a type, not {shown(part)}")
-        kind = part.get("type")
-        if kind not in ("text", "refusal"):
-            raise ValueError(f"only text parts are supported, not {shown(kind)}")
-        if not isinstance(part.get(kind), str):
-            raise ValueError(f"a {kind} part needs a string `{kind}`")
-        texts.append(part[kind])
-    return "\n".join(texts)
-
 
 _INSTEAD = {"function_call": "use tool_calls, and the role tool for what they gave", "audio": "leave it out"}
 ROLES = ("system", "developer", "user", "assistant", "tool")  # OpenAI's
 
-Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array"]})]
-Content = Annotated[str | None, BeforeValidator(_text), WithJsonSchema({"type": ["string", "array", "null"]})]
+Text = Annotated[str, BeforeValidator(one_text), WithJsonSchema({"type": ["string", "array"]})]
+Content = Annotated[str | None, BeforeValidator(one_text), WithJsonSchema({"type": ["string", "array", "null"]})]
 
 
 class Message(Schema):

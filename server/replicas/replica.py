@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,17 @@ from hamburger.server.config import ServeSettings
 from hamburger.server.launch import engine_arguments, find_models, launch_model
 from hamburger.server.operation.loop_watch import watch_loop
 from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.responses.store import ResponseStore
 
 logger = logging.getLogger(__name__)
 _PASSED_ON = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
 _OF_THE_FRONT = (b"origin", b"sec-fetch-site")  # it has looked at them
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """Which of our paths a request asks for, whatever prefix the application has."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +71,13 @@ class Replica:
     async def launch(cls, settings: ServeSettings, name: str, on_death: Callable[[], None]) -> Replica:
         """Load the model in an engine process and serve it. on_death: called once the engine is dead for good.
 
-        name: the label `engine` of its metrics. Raises what cannot be used: SettingsError, ConfigError,
-        CheckpointError, TokenizerError.
+        name: the label `engine` of its metrics, and the end of the ids of responses that it stores. Raises what cannot
+        be used: SettingsError, ConfigError, CheckpointError, TokenizerError.
         """
         [found] = await asyncio.to_thread(find_models, engine_arguments(settings))
         model = await launch_model(found, logger.info, ServerMetrics(found.name, name))
-        replica = cls(create_app_of([model.context], settings), model.context.engine)
+        stored = ResponseStore(settings.response_store, place=name)
+        replica = cls(create_app_of([model.context], settings, stored), model.context.engine)
 
         async def wait_for_death() -> None:
             await model.supervision

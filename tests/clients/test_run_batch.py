@@ -9,9 +9,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 
 from hamburger.clients import connection
 from hamburger.clients.batch import command
+from hamburger.clients.batch.lines import BatchRequest, read_requests
 from scripted_server import Reply, ScriptedServer, error_body, serve
 
 CHAT = "/v1/chat/completions"
@@ -294,6 +297,115 @@ def test_a_full_server_is_asked_again(server: ScriptedServer, tmp_path: Path, mo
     server.replies = [full, full, Reply(body={"choices": []})]
     assert batch(server, write(tmp_path / "in.jsonl", [line("a")]), tmp_path / "out.jsonl") == 0
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("loss", [Reply(breaks=True), Reply(chunks=[b'{"choices"'], breaks=True), Reply(hang=True)])
+def test_a_connection_that_ends_or_falls_silent_is_no_end_of_the_run(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: Reply
+) -> None:
+    """Also of the first request, where the server lists its models."""
+    monkeypatch.setattr(connection, "_pause", lambda retry_after, attempt: 0.0)
+    lost: set[str] = set()
+
+    def answer(body: dict[str, Any]) -> Reply:
+        text = body["messages"][0]["content"]
+        if text in "03" and text not in lost:
+            lost.add(text)
+            return loss
+        return echoed(body)
+
+    server.answer = answer
+    asked, out = write(tmp_path / "in.jsonl", [line(str(i), str(i)) for i in range(5)]), tmp_path / "out.jsonl"
+    assert batch(server, asked, out, "--concurrency", "1", "--timeout", "3") == 0
+    assert [row["custom_id"] for row in rows_of(out)] == ["0", "1", "2", "3", "4"]
+    assert lost == {"0", "3"}
+
+
+def test_a_request_whose_answer_never_comes_is_told_and_the_others_go_on(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connection, "_pause", lambda retry_after, attempt: 0.0)
+    monkeypatch.setattr(connection, "_LONGEST_WAIT", -1.0)
+    bad = {"1", "3"}
+    server.answer = lambda body: Reply(breaks=True) if body["messages"][0]["content"] in bad else echoed(body)
+    asked, out = write(tmp_path / "in.jsonl", [line(str(i), str(i)) for i in range(5)]), tmp_path / "out.jsonl"
+    assert batch(server, asked, out, "--concurrency", "1") == 1
+    assert [row["custom_id"] for row in rows_of(out)] == ["0", "2", "4"]
+    failed = {row["custom_id"]: row for row in rows_of(tmp_path / "out.errors.jsonl")}
+    assert sorted(failed) == ["1", "3"]
+    assert failed["1"]["response"] is None
+    assert failed["1"]["error"]["code"] == "connection_lost"
+    assert "2 x the connection to" in capsys.readouterr().out
+    bad.clear()
+    assert batch(server, asked, out) == 0  # which reads the file of errors
+    assert len(rows_of(out)) == 5
+
+
+def test_a_server_that_answers_nobody_any_more_ends_the_run(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connection, "_pause", lambda retry_after, attempt: 0.0)
+    monkeypatch.setattr(connection, "_LONGEST_WAIT", -1.0)
+    server.answer = lambda body: echoed(body) if body["messages"][0]["content"] == "0" else Reply(breaks=True)
+    asked, out = write(tmp_path / "in.jsonl", [line(str(i), str(i)) for i in range(9)]), tmp_path / "out.jsonl"
+    assert batch(server, asked, out, "--concurrency", "1") == 1
+    assert len(server.requests) == 1 + 3 * 2
+    assert "3: the connection to" in capsys.readouterr().err
+    assert [row["custom_id"] for row in rows_of(tmp_path / "out.errors.jsonl")] == ["1", "2"]
+
+
+def test_a_server_that_starts_again_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in flight breaks off, and until it listens again nobody can connect."""
+    asked, out = write(tmp_path / "in.jsonl", [line(str(i), str(i)) for i in range(3)]), tmp_path / "out.jsonl"
+    pauses: list[int] = []
+    stopping = threading.Event()
+
+    def ending(body: dict[str, Any]) -> Reply:
+        if body["messages"][0]["content"] != "1":
+            return echoed(body)
+        stopping.set()
+        return Reply(hang=True)
+
+    with ExitStack() as first_life, ExitStack() as second_life, ThreadPoolExecutor() as pool:
+        first = first_life.enter_context(serve(ScriptedServer(answer=ending)))
+        port = int(first.url.rpartition(":")[2])
+
+        def pause(retry_after: str, attempt: int) -> float:
+            pauses.append(attempt)
+            if attempt == 2:
+                second_life.enter_context(serve(ScriptedServer(answer=echoed), port))
+            return 0.0
+
+        def stop() -> None:
+            stopping.wait(60)
+            first_life.close()
+
+        monkeypatch.setattr(connection, "_pause", pause)
+        stopped = pool.submit(stop)
+        assert batch(first.url, asked, out, "--concurrency", "1") == 0
+        stopped.result()
+    assert pauses == [0, 1, 2]
+    assert [row["custom_id"] for row in rows_of(out)] == ["0", "1", "2"]
+
+
+def test_bodies_are_read_as_they_are_sent(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a large file are never in memory together."""
+    ahead: list[int] = []
+
+    def watched(*args: Any) -> Iterator[BatchRequest]:
+        for number, request in enumerate(read_requests(*args), start=1):
+            if server.requests:
+                ahead.append(number - len(server.requests))
+            yield request
+
+    monkeypatch.setattr(command, "read_requests", watched)
+    server.answer = echoed
+    asked = write(tmp_path / "in.jsonl", [line(str(i), str(i)) for i in range(50)])
+    assert batch(server, asked, tmp_path / "out.jsonl", "--concurrency", "2") == 0
+    assert len(ahead) > 40
+    assert max(ahead) <= 2
 
 
 def test_errors_that_gateways_call_a_success_are_failures(server: ScriptedServer, tmp_path: Path) -> None:

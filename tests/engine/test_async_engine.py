@@ -45,6 +45,12 @@ async def test_one_update_a_group() -> None:
     assert updates[1].logprobs == [scripted_logprobs(1 + i, t, 1) for i, t in enumerate([105, 32, 0xC3])]
 
 
+async def test_several_answers_are_several_requests() -> None:
+    async with fake_engine(ScriptedRunner()) as engine:
+        with pytest.raises(InvalidRequest, match="submit a request for each answer"):
+            engine.submit([request("a", SamplingParams(n=2))])
+
+
 async def test_a_stop_string_trims_everything_and_frees_the_slots() -> None:
     recorder = Recorder()
     gate = StepGate()

@@ -15,7 +15,8 @@ import pytest
 from hamburger.engine.build import build_core
 from hamburger.engine.drafting.costs import MeasuredCosts
 from hamburger.engine.plan.known_shapes import PRESETS
-from hamburger.engine.plan.plan import Load, Machine, make_plan, shape_of
+from hamburger.engine.plan.plan import Load, Machine, make_plan
+from hamburger.engine.plan.shape import shape_of
 from hamburger.engine.types.config import EngineArgs, KVCacheDtype, Quantization
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.settling import Settling

@@ -12,6 +12,8 @@ from fakes import ByteTokenizer, ScriptedRunner
 from hamburger.engine import LLM, SamplingParams
 from hamburger.engine.types.errors import InvalidRequest, TokenizerError
 
+A_PROMPT = 'a text, a list of token ids, {"prompt": ...} or {"prompt_token_ids": ...}'
+
 
 @pytest.fixture
 def llm() -> LLM:
@@ -22,6 +24,8 @@ def llm() -> LLM:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        ("n", None, "n is None: it must be a whole number."),
+        ("n", 0, "n is 0: it must be at least 1."),
         ("max_tokens", "5", "max_tokens is '5': it must be a whole number."),
         ("max_tokens", 5.5, "max_tokens is 5.5: it must be a whole number."),
         ("logprobs", True, "logprobs is True: it must be a whole number."),
@@ -68,9 +72,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (5, "prompts must be a text or a list of prompts, not 5."),
         (None, "prompts must be a text or a list of prompts, not None."),
         (b"text", "prompts must be a text or a list of prompts, not b'text'."),
-        ({"prompt": "a"}, "prompts must be a text or a list of prompts, not {'prompt': 'a'}."),
-        (["a", 5], "A prompt must be a text or a list of token ids, not 5."),
-        ([[5], [6.5]], "A prompt must be a text or a list of token ids, not [6.5]."),
+        (["a", 5], f"A prompt must be {A_PROMPT}, not 5."),
+        ([[5], [6.5]], f"A prompt must be {A_PROMPT}, not [6.5]."),
+        (["a", {"prompt": b"a"}], f"A prompt must be {A_PROMPT}, not b'a'."),
+        (["a", {}], f"A prompt must be {A_PROMPT}, and nothing beside it, not {{}}."),
+        (
+            ["a", {"prompt": "a", "multi_modal_data": 5}],
+            f"A prompt must be {A_PROMPT}, and nothing beside it, not {{'prompt': 'a', 'multi_modal_data': 5}}.",
+        ),
     ],
 )
 def test_what_is_no_prompt_is_named(llm: LLM, prompts: Any, message: str) -> None:
@@ -90,6 +99,10 @@ def test_what_is_no_prompt_is_named(llm: LLM, prompts: Any, message: str) -> Non
         ([["Hi"]], 'messages must be a list of {"role": ..., "content": ...}, not hold \'Hi\'.'),
         (["Hi"], 'messages must be a list of {"role": ..., "content": ...}, not \'Hi\'.'),
         ([[]], "The conversation is empty: it needs at least one message."),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "messages hold a content of another kind: only text parts are supported, not 'image_url'.",
+        ),
     ],
 )
 def test_what_is_no_chat_is_named(llm: LLM, messages: Any, message: str) -> None:
@@ -110,6 +123,15 @@ def test_what_are_no_sampling_params_is_named(llm: LLM, params: Any, message: st
     with pytest.raises(InvalidRequest) as caught:
         llm.generate(["a"], params, progress=False)
     assert (str(caught.value), caught.value.param) == (message, "sampling_params")
+
+
+def test_what_is_no_priority_is_named(llm: LLM) -> None:
+    for priority in ("high", ["high"]):
+        with pytest.raises(InvalidRequest, match="a whole number, or a list with one a prompt") as caught:
+            llm.generate(["a"], progress=False, priority=priority)  # type: ignore[arg-type]
+        assert caught.value.param == "priority"
+    with pytest.raises(ValueError, match="1 prompts came with 2 priorities"):
+        llm.generate(["a"], progress=False, priority=[1, 2])
 
 
 def test_a_text_that_the_tokenizer_cannot_take_is_counted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

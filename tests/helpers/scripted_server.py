@@ -21,8 +21,8 @@ from quick_server import AbruptServer
 class Reply:
     """One answer: a JSON `body`, or the `chunks` of a stream.
 
-    hang: keep the connection open after the chunks. after_requests: no chunk before the server got so many requests.
-    pause: seconds behind each chunk.
+    hang: keep the connection open after the chunks; breaks: end it there. after_requests: no chunk before the server
+    got so many requests. pause: seconds behind each chunk.
     """
 
     chunks: Sequence[bytes] = ()
@@ -30,6 +30,7 @@ class Reply:
     status: int = 200
     media_type: str = "text/event-stream"
     hang: bool = False
+    breaks: bool = False
     after_requests: int = 0
     pause: float = 0.0
 
@@ -89,6 +90,8 @@ class ScriptedServer:
         for chunk in reply.chunks:
             yield chunk
             await asyncio.sleep(reply.pause)
+        if reply.breaks:
+            raise ConnectionError("as the script says")
         try:
             if reply.hang:
                 await asyncio.Event().wait()
@@ -98,9 +101,9 @@ class ScriptedServer:
 
 
 @contextmanager
-def serve(server: ScriptedServer) -> Iterator[ScriptedServer]:
-    """Run on a free port until the block ends."""
-    uvicorn_server = AbruptServer(uvicorn.Config(server.app(), port=0, log_level="error", lifespan="off"))
+def serve(server: ScriptedServer, port: int = 0) -> Iterator[ScriptedServer]:
+    """Run on a port, 0: a free one, until the block ends."""
+    uvicorn_server = AbruptServer(uvicorn.Config(server.app(), port=port, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=uvicorn_server.run, daemon=True)
     thread.start()
     while not uvicorn_server.started:

@@ -95,6 +95,21 @@ async def test_the_dashboard_shows_every_family_but_the_pools_shape() -> None:
     assert families - shown == {"hamburger_cache_config_info"}
 
 
+async def test_lines_of_single_engines_are_named_by_them() -> None:
+    """Replicas on Ray are all behind one address."""
+    samples = await exported()
+    named = [
+        target["legendFormat"]
+        for path in DASHBOARDS
+        for panel in json.loads(path.read_text())["panels"]
+        for target in panel.get("targets", [])
+        if not re.search(r"\b(sum|avg|min|max)\b", target["expr"])
+        and any("engine" in samples[name] for name in metrics_of(target["expr"]))
+    ]
+    assert len(named) == 3
+    assert all("{{engine}}" in legend for legend in named)
+
+
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
 def test_panels_have_ids_places_and_the_chosen_data_source(path: Path) -> None:
     board = json.loads(path.read_text())

@@ -77,9 +77,10 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
     ("changes", "named"),
     [
         (
-            {"model_type": "gemma"},
-            "gemma.*: llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3, gemma3_text, qwen3_moe, mixtral, "
-            "granite, phi3, gemma3",
+            {"model_type": "gemma2"},
+            "gemma2.*: llama, mistral, qwen2, qwen3, ministral, smollm3, olmo2, olmo3, gemma, gemma3_text, exaone4, "
+            "glm, glm4, qwen3_moe, olmoe, mixtral, granite, granitemoe, granitemoehybrid, phi3, cwm, ministral3, "
+            "seed_oss, ernie4_5, helium, gemma3, mistral3, qwen2_vl, qwen2_5_vl, qwen3_vl",
         ),
         (
             {"rope_scaling": {"rope_type": "proportional", "factor": 2.0}},
@@ -116,6 +117,7 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
             {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
             "sliding_attention",
         ),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv is 8.0, which is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act.*gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"model_type": "gemma3", "text_config": {}, "quantization_config": {"bits": 4}}, "quantization_config"),

@@ -17,7 +17,7 @@ from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.checkpoints.experts import one_by_one
 from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_of
 from hamburger.model.checkpoints.load import open_checkpoint
-from hamburger.model.checkpoints.relatives import retold_tensors
+from hamburger.model.checkpoints.relatives.retelling import retold_tensors
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.library import Kernels, load_kernels

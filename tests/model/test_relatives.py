@@ -1,4 +1,4 @@
-"""Granite and Phi-3, retold as a Llama and a Mistral: transformers' logits, whatever their configuration says."""
+"""Kinds that are retold as another, Granite as a Llama: transformers' logits, whatever their configuration says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.device.loras import LoraFolders
@@ -31,6 +31,11 @@ FACTORS = {
     "embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 8.0,
 }  # fmt: skip
 
+GRANITE4: dict[str, Any] = {
+    "model_type": "granitemoehybrid", "num_local_experts": 0, "layer_types": ["full_attention"] * 3,
+    "shared_intermediate_size": 40, "position_embedding_type": "rope", "mamba_n_heads": 8, **FACTORS,
+}  # fmt: skip
+
 
 def longrope(size: int) -> dict[str, Any]:
     short, long = ([start + 0.3 * i for i in range(size)] for start in (1.0, 2.5))
@@ -42,6 +47,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "granite_untied": {"model_type": "granite", "tie_word_embeddings": False, **FACTORS},
     "granite_with_biases": {"model_type": "granite", "attention_bias": True, "mlp_bias": True, **FACTORS},
     "granite_without_factors": {"model_type": "granite"},
+    "granitemoe": {
+        "model_type": "granitemoe", "num_local_experts": 5, "num_experts_per_tok": 3, "tie_word_embeddings": True,
+        **FACTORS,
+    },
+    "granitemoe_untied": {"model_type": "granitemoe", "num_local_experts": 4, "num_experts_per_tok": 2, **FACTORS},
+    "granite4": {**GRANITE4, "tie_word_embeddings": True},
+    "granite4_with_biases": {**GRANITE4, "attention_bias": True, "intermediate_size": 0},
+    "gemma": {"model_type": "gemma", "head_dim": 16},
+    "gemma_untied": {
+        "model_type": "gemma", "head_dim": 8, "tie_word_embeddings": False, "attention_bias": True,
+        "num_key_value_heads": 1, "hidden_act": "gelu",
+    },
     "phi3": {"model_type": "phi3"},
     "phi3_sliding": {"model_type": "phi3", "sliding_window": 12},
     "phi3_tied": {"model_type": "phi3", "tie_word_embeddings": True},
@@ -57,6 +74,37 @@ KINDS: dict[str, dict[str, Any]] = {
     "phi4_mini": {
         "model_type": "phi3", "original_max_position_embeddings": 16, "tie_word_embeddings": True,
         "rope_parameters": {**longrope(3), "partial_rotary_factor": 0.75},
+    },
+    "seed_oss": {"model_type": "seed_oss", "head_dim": 16},
+    "seed_oss_with_biases": {
+        "model_type": "seed_oss", "head_dim": 8, "attention_out_bias": True, "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "seed_oss_without_biases": {"model_type": "seed_oss", "attention_bias": False, "head_dim": 12},
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16},
+    "ernie4_5_with_biases": {
+        "model_type": "ernie4_5", "head_dim": 8, "use_bias": True, "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0},
+    },
+    "helium": {"model_type": "helium", "head_dim": 8},
+    "helium_with_biases": {"model_type": "helium", "head_dim": 8, "attention_bias": True, "num_key_value_heads": 4},
+    "glm": {"model_type": "glm", "head_dim": 16},
+    "glm_without_biases": {
+        "model_type": "glm", "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True,
+        "num_key_value_heads": 4,
+    },
+    "glm4": {"model_type": "glm4", "head_dim": 16, "attention_bias": False},
+    "glm4_all_turns": {"model_type": "glm4", "head_dim": 8, "partial_rotary_factor": 1.0},
+    "glm4_yarn": {
+        "model_type": "glm4", "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+    "glm4_dynamic": {
+        "model_type": "glm4", "head_dim": 16, "max_position_embeddings": 32,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0, "partial_rotary_factor": 0.5},
     },
 }  # fmt: skip
 
@@ -74,6 +122,18 @@ def test_bfloat16_weights_lose_little_by_their_factors(tmp_path: Path, kind: dic
     rounded = load_checkpoint(resolve_source(str(tmp_path)), torch.bfloat16).tensors
     for name, tensor in exact.items():
         torch.testing.assert_close(rounded[name].float(), tensor, rtol=2**-8, atol=0)
+
+
+QKV = ["q_proj", "k_proj", "v_proj"]
+JOINED = ["o_proj", "gate_up_proj", "down_proj"]
+LORA_TARGETS = {
+    "phi3": ["qkv_proj", *JOINED],
+    "phi4_mini": ["qkv_proj", *JOINED],
+    "glm": [*QKV, *JOINED],
+    "glm4": [*QKV, *JOINED],
+    "granitemoe": [*QKV, "o_proj"],
+    "granite4": [*QKV, "o_proj", "input_linear", "output_linear"],
+}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +199,7 @@ def test_older_names_of_longrope_are_read(name: str) -> None:
     assert found.attention_factor == pytest.approx((1 + math.log(32) / math.log(4096)) ** 0.5)
 
 
-@pytest.mark.parametrize("kind", ["phi3_long", "phi3_partial", "phi4_mini"])
+@pytest.mark.parametrize("kind", ["phi3_long", "phi3_partial", "phi4_mini", "glm", "glm4_all_turns"])
 def test_a_shape_is_told_and_read_again(tmp_path: Path, kind: str) -> None:
     saved(tmp_path, **KINDS[kind])
     trunk = read_trunk_config(tmp_path)
@@ -147,12 +207,30 @@ def test_a_shape_is_told_and_read_again(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["granite", "granite_with_biases", "phi3", "phi4_mini", "smollm3", "olmo2", "gemma3_text"]
+    "kind",
+    [
+        "granite",
+        "granite_with_biases",
+        "granitemoe",
+        "granite4",
+        "phi3",
+        "phi4_mini",
+        "seed_oss",
+        "ernie4_5",
+        "helium_with_biases",
+        "glm",
+        "glm4",
+        "smollm3",
+        "olmo2",
+        "exaone4",
+        "gemma",
+        "gemma3_text",
+    ],
 )
 def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> None:
     """Retold as the weights are; kinds that are read as they are have nothing to retell."""
     peer = saved(tmp_path, **KINDS.get(kind, {"model_type": kind}))
-    targets = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"] if kind.startswith("phi") else "all-linear"
+    targets: Any = LORA_TARGETS.get(kind, "all-linear")
     folder = saved_adapter(tmp_path / "adapter", peer, 1, r=4, lora_alpha=6, target_modules=targets)
     source = resolve_source(str(tmp_path))
     checkpoint = load_checkpoint(source, torch.float32)
@@ -170,6 +248,45 @@ def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> No
     found = [entry.logprob for entry in first.prompt_logprobs or [] if entry is not None]
     assert found == pytest.approx(wanted.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist(), abs=1e-4)
     assert tokens_of([first, *rest]) == greedy(merged, prompt, 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "seed_oss", "attention_bias": False, "attention_out_bias": True}, "attention_out_bias without"),
+        ({"model_type": "seed_oss", "mlp_bias": True}, "mlp_bias is True"),
+        ({"model_type": "ernie4_5", "use_bias": "no"}, "use_bias is 'no'"),
+        ({"model_type": "helium", "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"model_type": "granitemoe", "num_local_experts": 4, "attention_bias": True}, "attention_bias is True"),
+        ({"model_type": "gemma", "hidden_act": "silu"}, "hidden_act is 'silu'; only 'gelu_pytorch_tanh'"),
+        ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({**GRANITE4, "num_local_experts": 8}, "num_local_experts is 8: of granitemoehybrid those without experts"),
+        ({**GRANITE4, "layer_types": ["mamba", "attention", "mamba"]}, "layer_types names mamba, but only layers of"),
+        ({**GRANITE4, "layer_types": None}, "layer_types names mamba"),
+        ({**GRANITE4, "position_embedding_type": "nope"}, "position_embedding_type is 'nope'; only 'rope'"),
+        ({**GRANITE4, "shared_intermediate_size": 0}, "shared_intermediate_size is 0"),
+    ],
+)
+def test_what_a_kind_cannot_be_retold_with_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse_trunk_config({**SIZES, "rms_norm_eps": 1e-5, **fields}, "config.json")
+
+
+LEFT_OUT = ["gemma", "seed_oss", "ernie4_5", "helium", "glm", "glm4"]
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_what_a_relative_leaves_out_is_transformers_default(kind: str) -> None:
+    fields: dict[str, Any] = {**SIZES, "model_type": kind, "rms_norm_eps": 1e-5}
+    theirs: Any = AutoConfig.for_model(**fields)
+    ours = parse_trunk_config(fields, "here")
+    assert ours.head_dim == theirs.head_dim
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    part = theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    assert ours.rotary_dim == (None if part == 1 else int(theirs.head_dim * part))
+    has_bias = getattr(theirs, "use_bias", None)
+    assert ours.qkv_bias == (getattr(theirs, "attention_bias", False) if has_bias is None else has_bias)
 
 
 def test_joined_adapters_of_another_width_are_refused(tmp_path: Path) -> None:

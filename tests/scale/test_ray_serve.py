@@ -134,6 +134,28 @@ async def test_a_session_stays_at_one_replica(cluster: Cluster) -> None:
     assert len(set.union(*by_session.values())) == 2
 
 
+async def test_a_stored_response_is_found_wherever_it_lies(cluster: Cluster) -> None:
+    cluster.wait_for_replicas(2)
+    places = set()
+    async with client_of(cluster) as client:
+        for number in range(8):
+            wish = {"input": f"Count to {number}.", "max_output_tokens": 8, "background": True}
+            name = (await client.post("/v1/responses", json=wish)).json()["id"]
+            places.add(name.rpartition("_")[2])
+
+            def is_written(name: str = name) -> bool:
+                asked = httpx.get(f"{cluster.url}/v1/responses/{name}", timeout=60)
+                assert asked.status_code == 200, asked.text
+                return bool(asked.json()["status"] != "in_progress")
+
+            await until(is_written)
+            more = {"input": "And on?", "previous_response_id": name, "max_output_tokens": 4}
+            assert (await client.post("/v1/responses", json=more)).status_code == 200
+            assert (await client.delete(f"/v1/responses/{name}")).status_code == 200
+            assert (await client.get(f"/v1/responses/{name}")).status_code == 404
+    assert places == set(cluster.replicas())
+
+
 async def test_a_replica_killed_under_load_loses_nothing_that_had_not_begun(cluster: Cluster) -> None:
     replicas = cluster.wait_for_replicas(2)
     async with client_of(cluster) as client:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from hamburger.server.config import SettingsError
+from hamburger.server.replicas.forwarding import replica_settings
 from hamburger.server.replicas.ray_app import build
 from hamburger.server.replicas.scale_options import read_arguments, seats
 
@@ -33,6 +34,33 @@ def test_options_and_settings_stand_side_by_side() -> None:
 def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAMBURGER_MAX_NUM_SEQS", "5")
     assert read_arguments({})[1].engine_args().max_num_seqs == 5
+
+
+@pytest.mark.parametrize("name", ["ssl_certfile", "ssl_keyfile", "response_file"])
+def test_what_the_environment_promises_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Rather than to serve without TLS, say, where it was asked for."""
+    monkeypatch.setenv(f"HAMBURGER_{name.upper()}", "/a/path")
+    with pytest.raises(SettingsError, match=f"{name} is set in the environment .*What sets it here: "):
+        read_arguments({})
+
+
+def test_what_means_nothing_here_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text("port: 9000\n")
+    monkeypatch.setenv("HAMBURGER_CONFIG", str(config))
+    monkeypatch.setenv("HAMBURGER_ENGINE_RESTARTS", "3")
+    _, settings = read_arguments({})
+    assert [record.getMessage().split(" is set ")[0] for record in caplog.records] == ["port", "engine_restarts"]
+    assert replica_settings(settings).engine_restarts == 0
+
+
+def test_the_environment_says_how_long_answers_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_arguments({})[0].drain_seconds == 300
+    monkeypatch.setenv("HAMBURGER_DRAIN_SECONDS", "30")
+    assert read_arguments({})[0].drain_seconds == 30
+    assert read_arguments({"drain_seconds": 60})[0].drain_seconds == 60
 
 
 @pytest.mark.parametrize(

@@ -107,17 +107,20 @@ def test_a_checkpoint_over_a_base_answers_as_before(step: Path, tmp_path: Path, 
     assert max(len(group) for group in answers[0][0]) > 1
 
 
+@pytest.mark.parametrize("is_of_base", [True, False])
 @pytest.mark.parametrize("merge", [False, True])
-def test_the_probe_of_the_base_serves_on(step: Path, tmp_path: Path, merge: bool) -> None:
+def test_the_probe_of_the_base_or_of_the_model_itself_serves_on(
+    step: Path, tmp_path: Path, merge: bool, is_of_base: bool
+) -> None:
     trunk = load_checkpoint(resolve_source(str(step)), torch.float32).config.trunk
     weights = torch.ones(trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1)
     base = resolve_source(str(step)).base_path
     assert base is not None
     settings = {"settle_window": 64, "settle_growth": 0, "settle_keep": 0.5}
-    save_probe(base / PROBE_FILE, SettleProbe(weights, equal_shares(trunk)), settings)
+    save_probe((base if is_of_base else step) / PROBE_FILE, SettleProbe(weights, equal_shares(trunk)), settings)
     out = tmp_path / "exported"
     export(options(step, out, merge=merge))
-    assert (out / PROBE_FILE).exists() == merge
+    assert (out / PROBE_FILE).exists() == (merge or not is_of_base)
     assert settle_settings(resolve_source(str(out))) == settings
     assert_equal(tensors_of(out), tensors_of(step))
 

@@ -24,7 +24,7 @@ from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.settle_settings import probe_file
 from hamburger.model.checkpoints.sources import PROBE_FILE, ModelSource, read_json, resolve_source
-from hamburger.model.checkpoints.weight_files import read_files
+from hamburger.model.checkpoints.weight_files import own_files, read_files
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.training.cli.quality import CONFIDENCES
 from hamburger.training.corpus.dataset import Example, SegmentedDataset
@@ -159,7 +159,7 @@ def _write(
         base = _base_reference(options.base or settings["base"], source, out)
         if "adapter" in settings and not config.adapter_rank:
             adapter = Adapter(settings["adapter"]["rank"], float(settings["adapter"]["alpha"]))
-        own = read_files(sorted(source.path.glob("*.safetensors")))
+        own = read_files(own_files(source.path))
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()}
         if config.adapter_rank:  # as they were loaded, with alpha / rank in them
             tensors |= {name: t for name, t in checkpoint.tensors.items() if name.startswith("adapter.")}
@@ -167,7 +167,8 @@ def _write(
     on_progress(f"writing {out}")
     save_checkpoint(folder, config, tensors, base=base, adapter=adapter)
     _copy_texts(source, config, folder)
-    if base is None and (probe := probe_file(source)) is not None:  # else it is found beside the base
+    probe = probe_file(source)
+    if probe is not None and (base is None or probe.parent == source.path):  # else it is found beside the base
         shutil.copyfile(probe, folder / PROBE_FILE)
     return CardFacts(
         name=out.name,
@@ -179,7 +180,7 @@ def _write(
         adapter=adapter,
         data=options.data,
         num_adapter_parameters=sum(t.numel() for name, t in tensors.items() if name.startswith("adapter.")),
-        weight_bytes=sum(f.stat().st_size for f in folder.glob("*.safetensors") if f.name != PROBE_FILE),
+        weight_bytes=sum(file.stat().st_size for file in own_files(folder)),
     )
 
 
