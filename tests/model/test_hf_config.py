@@ -79,8 +79,9 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
         (
             {"model_type": "gemma2"},
             "gemma2.*: llama, mistral, qwen2, qwen3, ministral, smollm3, olmo2, olmo3, gemma, gemma3_text, exaone4, "
-            "glm, glm4, qwen3_moe, olmoe, mixtral, granite, granitemoe, granitemoehybrid, phi3, cwm, ministral3, "
-            "seed_oss, ernie4_5, helium, gemma3, mistral3, qwen2_vl, qwen2_5_vl, qwen3_vl",
+            "hyperclovax, glm, glm4, qwen3_moe, olmoe, mixtral, granite, granitemoe, granitemoehybrid, phi3, cwm, "
+            "ministral3, internlm3, iquestcoder, seed_oss, ernie4_5, helium, gemma3, mistral3, "
+            "qwen2_vl, qwen2_5_vl, qwen3_vl",
         ),
         (
             {"rope_scaling": {"rope_type": "proportional", "factor": 2.0}},
