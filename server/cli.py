@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError
-from hamburger.server.exits import DIED, FAILED, INTERRUPTED, Terminated, on_sigterm
+from hamburger.server.exits import DIED, FAILED, INTERRUPTED, Hangup, Terminated, on_sigterm
 from hamburger.server.load_settings import load_settings
+from hamburger.server.serve_arguments import add_serve_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class _Command:
 
 _COMMANDS = (
     _Command("chat", "chat in the terminal", "clients.chat.command:add_arguments", "clients.chat.command:run"),
-    _Command("bench", "measure a server", "clients.bench:add_arguments", "clients.bench:run"),
+    _Command("bench", "measure a server's speed under load", "clients.bench:add_arguments", "clients.bench:run"),
     _Command(
         "plan",
         "what a machine can serve: slots, requests at once, limits of speed",
@@ -178,41 +179,12 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    serve.add_own_arguments = _add_settings
+    serve.add_own_arguments = add_serve_arguments
     for command in _COMMANDS:
         text = f"{command.help[0].upper()}{command.help[1:]}."
         command_parser = commands.add_parser(command.name, help=command.help, description=text)
         command_parser.add_own_arguments = partial(_add_arguments, command)
     return parser
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """One option for each field of ServeSettings; only those that are given reach the namespace."""
-    parser.add_argument("model_argument", metavar="MODEL", nargs="?", help="the same as --model")
-    parser.add_argument("--config", metavar="FILE", help=f"YAML file with settings (also {ENV_PREFIX}CONFIG)")
-    for name, field in ServeSettings.model_fields.items():
-        help_text = str(field.description)
-        if field.default not in (None, [], {}):
-            help_text += f" (default: {_written(name, field.default)})"
-        option = f"--{name.replace('_', '-')}"
-        action = "append" if name in ("api_key", "also", "lora") else "store"
-        metavar = {"also": "NAME=MODEL", "lora": "NAME=PATH"}.get(name, name.rsplit("_")[-1].upper())
-        if field.annotation is bool:
-            metavar = "true|false"
-        elif get_origin(field.annotation) is Literal:
-            metavar = "|".join(get_args(field.annotation))
-        parser.add_argument(option, dest=name, action=action, metavar=metavar, help=help_text)
-    no_playground = "the same as --playground false"
-    parser.add_argument("--no-playground", dest="playground", action="store_const", const="false", help=no_playground)
-
-
-def _written(name: str, default: object) -> str:
-    """A default as one would write it."""
-    if isinstance(default, bool):
-        return str(default).lower()
-    if name in ("response_store", "max_body_size") and isinstance(default, int):
-        return f"{default >> 20}MiB"
-    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -222,6 +194,8 @@ def _serve(args: argparse.Namespace) -> int:
     given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in ServeSettings.model_fields}
     # As Ctrl-C, until the server serves: for the first process of a container the system ignores it otherwise.
     signal.signal(signal.SIGTERM, on_sigterm)
+    hangup = Hangup()
+    signal.signal(signal.SIGHUP, hangup.on_signal)
     log_format = given.get("log_format", os.environ.get(f"{ENV_PREFIX}LOG_FORMAT"))
     try:
         if "model_argument" in args:
@@ -234,7 +208,7 @@ def _serve(args: argparse.Namespace) -> int:
         with Worker(log_level=settings.log_level, log_format=settings.log_format) as worker:
             from hamburger.server.serve import serve
 
-            return serve(settings, worker)
+            return serve(settings, worker, hangup)
     except EngineProcessError as error:
         _tell(f"the engine died while it was loading: {error}", log_format)
         return DIED

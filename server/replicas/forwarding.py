@@ -25,8 +25,8 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.types.errors import EngineUnavailable, QueueTimeout
-from hamburger.server.api.auth import require_api_key
-from hamburger.server.api.errors import ApiError, add_error_handlers, error_body, to_api_error
+from hamburger.server.api.auth import ApiKeys, require_api_key
+from hamburger.server.api.errors import ApiError, add_error_handlers, error_body, route_path, to_api_error
 from hamburger.server.api.events import DONE, data_event, typed_event
 from hamburger.server.api.origins import check_origin
 from hamburger.server.api.request_body import read_whole
@@ -37,7 +37,7 @@ from hamburger.server.messages.errors import messages_error
 from hamburger.server.operation.middleware import REQUEST_ID, SafeHeaders, allow_origins
 from hamburger.server.operation.request_log import CLIENT_LEFT
 from hamburger.server.replicas.affinity import affinity_key
-from hamburger.server.replicas.replica import WholeRequest, WholeResponse, route_path
+from hamburger.server.replicas.replica import WholeRequest, WholeResponse
 from hamburger.server.replicas.scale_options import ScaleOptions
 from hamburger.server.responses.errors import PATH as RESPONSES
 from hamburger.server.responses.errors import failed_event, responses_error
@@ -91,7 +91,7 @@ def replica_settings(settings: ServeSettings) -> ServeSettings:
 class _Forwarder:
     def __init__(self, replicas: Replicas, options: ScaleOptions, settings: ServeSettings) -> None:
         self._replicas, self._options, self._settings = replicas, options, settings
-        self._check_key = require_api_key(settings.api_keys())
+        self._check_key = require_api_key(ApiKeys(settings.api_keys()))
         self._wait_seconds = settings.engine_args().max_queue_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -110,6 +110,7 @@ async def test_streams_come_in_pieces_and_a_client_that_leaves_frees_its_seat(cl
                     assert sum(cluster.running().values()) == 1  # it is not finished: 5 pieces came while it ran
                     break
         await until(lambda: not sum(cluster.running().values()))
+    assert not cluster.has_logged("can no longer be watched")
 
 
 async def test_a_session_stays_at_one_replica(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ from hamburger.engine.types.config import SETTLE_SETTINGS
 from hamburger.server.cli import build_parser, main
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.load_settings import load_settings
+from hamburger.server.serve_arguments import GROUPS
 from hamburger.server.setting_values import parse_bytes
 
 
@@ -266,9 +267,13 @@ def test_the_help_says_what_each_option_takes_and_its_default_as_one_writes_it(
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
-    told = " ".join(capsys.readouterr().out.split())
+    out = capsys.readouterr().out
+    assert [line[:-1] for line in out.splitlines() if line.endswith(":") and line[0] != " "] == [
+        "positional arguments", "options", *GROUPS.values()
+    ]  # fmt: skip
+    told = " ".join(out.split())
     assert "--settle true|false whether" in told
-    assert "--groups auto|composed|verified what" in told
+    assert "--groups auto|composed|verified verified: the model" in told
     for default in ("64MiB", "8MiB", "600", "true", "false"):
         assert f"(default: {default})" in told
     assert "True" not in told

@@ -261,7 +261,8 @@ def _calibrated(
     chosen = list(range(len(data))) if share is None else held_back(data, share)
     if share is not None and not chosen:
         raise TrainingError(
-            f"the run's validation_share {share:g} keeps nothing of {data.folder} back: leave out --held-back."
+            f"the run's validation_share {share:g} keeps nothing of {data.folder} back: train with a larger one, or "
+            "calibrate on other data without --held-back."
         )
     on_progress("calibrating the dial")
     examples = _spread(data, chosen, options.calibrate_tokens)
