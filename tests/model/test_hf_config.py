@@ -21,7 +21,6 @@ SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
 
 # Fields that transformers always writes where there are experts.
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-SLIDING = {"model_type": "qwen2", "attention_bias": None, "use_sliding_window": True}
 
 
 def config(**changes: Any) -> dict[str, Any]:
