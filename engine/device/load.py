@@ -181,7 +181,7 @@ def settling_told(settling: Settling, choice: SlotChoice, places: SettledPlaces)
     by = "a fitted probe" if choice.is_fitted else "their keys alone (less is lost with `hamburger fit-settle`)"
     if places.lent:
         by += f", and {int(places.lends.sum())} of {places.lends.numel()} heads lend their places to others"
-    return f"old slots settle by {by}: window {settling.window}, growth {settling.growth:.3g}, keep {settling.keep:.3g}"
+    return f"old slots settle by {by}: {settling.told}"
 
 
 def _check_settling(args: EngineArgs, groups: Groups, config: ModelConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from hamburger.engine.drafting.proposal import Proposal
 from hamburger.engine.types.config import EngineArgs, OverlapSteps, Quantization
 from hamburger.engine.types.messages import Groups
 from hamburger.model.checkpoints.load import save_checkpoint
+from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
@@ -134,3 +136,17 @@ def test_no_draft_makes_a_step_of_more_rows_than_were_measured() -> None:
     for max_rows, chosen in ((None, [3, 0, 2]), (9, [3, 0, 2]), (6, [2, 0, 1]), (4, [0, 0, 1]), (2, [0, 0, 0])):
         policy = DraftPolicy(costs, 0, max_rows=max_rows)
         assert policy.choose(22, 3, offered, [0.0] * 3) == chosen, max_rows
+
+
+def test_an_engine_says_when_its_answers_settle(tmp_path: Path) -> None:
+    config = ModelConfig(trunk=trunk_config(**WIDE))
+    save_checkpoint(tmp_path, config, random_tensors(config))
+    shutil.copy(BUILTIN / "tokenizer.json", tmp_path)
+    told: list[str] = []
+    args = EngineArgs(model=str(tmp_path), device="cpu", dtype="float32", kv_cache_memory=1 << 22)
+    _, info = build.build_core(args)
+    assert (info.settles, info.settling) == (False, "")
+    _, info = build.build_core(replace(args, settle=True, settle_keep=0.5, settle_limit=999), told.append)
+    assert info.settles
+    assert info.settling == "window 192, growth 0.3333, keep 0.5, limit 999"
+    assert next(line for line in told if "settle" in line).endswith(f": {info.settling}")
