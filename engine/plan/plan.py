@@ -43,8 +43,8 @@ class WeightReads:
 class Shape:
     """What planning needs of a model. weights_bytes: all that is loaded. max_model_len: None where nothing says it.
 
-    tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known. slides:
-    whether some layers see a sliding window. loras: the bytes of a LoRA adapter of a rank; None as reads.
+    tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known.
+    slides_beyond: as of TrunkConfig. loras: the bytes of a LoRA adapter of a rank; None as reads.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Shape:
     max_group: int | None
     tokens_per_kv: float
     reads: WeightReads | None
-    slides: bool = False
+    slides_beyond: int | None = None
     loras: Callable[[int], int] | None = None
 
     @property
@@ -164,7 +164,7 @@ def shape_of(
             experts=sum(size for tensor, size in held.tensors.items() if ".experts." in tensor),
             expert_share=1.0 if trunk.experts is None else trunk.experts.per_token / trunk.experts.number,
         ),
-        slides=bool(trunk.sliding_layers),
+        slides_beyond=trunk.slides_beyond,
         loras=partial(lora_bytes, trunk, number_bytes=None if held.is_packed else number_bytes),
     )
 
@@ -181,9 +181,11 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
         max_model_len=context,
         max_num_seqs=load.max_num_seqs,
     )
-    if load.settling is not None and shape.slides:
+    if load.settling is not None and shape.slides_beyond is not None and context > shape.slides_beyond:
+        remedy = f", or set max_model_len to {shape.slides_beyond} at most" if shape.slides_beyond else ""
         raise ConfigError(
-            f"settle is on, but layers of {shape.name} see a sliding window of slots, which would move: leave it out."
+            f"settle is on, but layers of {shape.name} see a sliding window of slots, which would move: leave it out"
+            f"{remedy}."
         )
     held, most = _answer_slots(ratio, load)
     slots = load.prompt_tokens + most

@@ -150,3 +150,15 @@ def test_an_engine_says_when_its_answers_settle(tmp_path: Path) -> None:
     assert info.settles
     assert info.settling == "window 192, growth 0.3333, keep 0.5, limit 999"
     assert next(line for line in told if "settle" in line).endswith(f": {info.settling}")
+
+
+def test_what_slides_settles_where_its_window_holds_every_text(tmp_path: Path) -> None:
+    trunk = trunk_config(**WIDE, architecture="mistral", sliding_window=64, sliding_layers=(0, 1, 2, 3))
+    save_checkpoint(tmp_path, config := ModelConfig(trunk=trunk), random_tensors(config))
+    args = EngineArgs(model=str(tmp_path), device="cpu", dtype="float32", settle=True, max_model_len=64)
+    assert load.resolve(args).checkpoint.config.trunk.sliding_layers == ()
+    with pytest.raises(ConfigError, match=r"settle is on, but .* turn it off, or set max_model_len to 64 at most\."):
+        load.resolve(replace(args, max_model_len=65))
+    assert load.resolve(replace(args, max_model_len=65, settle=False)).checkpoint.config.trunk == trunk
+    other = replace(trunk, architecture="gemma3_text", local_rope_theta=10_000.0)
+    assert (other.slides_beyond, other.for_texts(64)) == (0, other)
