@@ -19,7 +19,7 @@ from hamburger.clients import bench
 from hamburger.clients.connection import client_options
 from hamburger.clients.output_files import check_apart, check_output
 from hamburger.clients.prompts import read_prompts
-from hamburger.server.cli import main
+from hamburger.server.cli import build_parser, main
 from scripted_server import Reply, ScriptedServer, hamburger_stream
 
 Captured = pytest.CaptureFixture[str]
@@ -235,6 +235,11 @@ def test_an_option_that_a_command_lacks_points_to_the_help_of_that_command(capsy
             main(arguments)
         assert exit_info.value.code == 2
         assert capsys.readouterr().err == f"hamburger: unrecognized arguments: --nope (see {program} --help)\n"
+
+
+def test_what_is_named_without_an_option_may_stand_behind_one() -> None:
+    given = build_parser().parse_args(["inspect", "data", "--html", "page.html", "3"])
+    assert (given.folder, given.index, given.html) == (Path("data"), 3, Path("page.html"))
 
 
 def test_a_look_at_an_output_keeps_what_it_holds_and_opens_no_pipe(tmp_path: Path) -> None:
