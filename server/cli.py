@@ -129,7 +129,8 @@ class _Parser(argparse.ArgumentParser):
         if add_own_arguments is None:
             return super().parse_known_args(args, namespace)
         add_own_arguments(self)
-        return self.parse_args(args, namespace), []  # what is left over is this command's own mistake
+        # Intermixed: `inspect DATA --html FILE 3` names example 3. What is left over is this command's own mistake.
+        return self.parse_intermixed_args(args, namespace), []
 
     def error(self, message: str) -> NoReturn:
         unknown, _, name = message.partition(": ")

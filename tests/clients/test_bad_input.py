@@ -19,7 +19,7 @@ from hamburger.clients import bench
 from hamburger.clients.connection import client_options
 from hamburger.clients.output_files import check_apart, check_output
 from hamburger.clients.prompts import read_prompts
-from hamburger.server.cli import main
+from hamburger.server.cli import build_parser, main
 from scripted_server import Reply, ScriptedServer, hamburger_stream
 
 Captured = pytest.CaptureFixture[str]
@@ -253,6 +253,11 @@ def test_a_file_that_is_not_there_is_named_without_the_number_of_the_error(capsy
     absent = tmp_path / "absent.jsonl"
     assert main(["distill", str(absent), "--out", str(tmp_path / "answers.jsonl")]) == 2
     assert capsys.readouterr().err == f"hamburger: {absent} cannot be used: No such file or directory.\n"
+
+
+def test_what_is_named_without_an_option_may_stand_behind_one() -> None:
+    given = build_parser().parse_args(["inspect", "data", "--html", "page.html", "3"])
+    assert (given.folder, given.index, given.html) == (Path("data"), 3, Path("page.html"))
 
 
 def test_a_look_at_an_output_keeps_what_it_holds_and_opens_no_pipe(tmp_path: Path) -> None:

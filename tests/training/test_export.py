@@ -135,6 +135,15 @@ def test_a_base_folder_is_named_by_its_way_from_the_new_folder(step: Path, tmp_p
     assert_equal(tensors_of(moved / "all" / "exported"), tensors_of(step))
 
 
+def test_a_card_calls_a_base_folder_by_its_name(step: Path, tmp_path: Path) -> None:
+    for given, name in (({}, "base"), ({"base": str(tmp_path / "other")}, "other")):
+        shutil.copytree(tmp_path / "base", tmp_path / "other", dirs_exist_ok=True)
+        export(options(step, tmp_path / f"of-{name}", **given))
+        card = (tmp_path / f"of-{name}" / "MODEL_CARD.md").read_text()
+        assert f": a {name} that emits" in card
+        assert f"| base model | {name} |" in card
+
+
 def test_another_base_may_be_named(step: Path, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "base", tmp_path / "copy")
     export(options(step, tmp_path / "exported", base=str(tmp_path / "copy")))
@@ -214,6 +223,16 @@ def test_a_failed_export_changes_nothing(step: Path, tmp_path: Path, change: str
         export(options(step, out, overwrite=True, **changes))
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     assert set(tmp_path.iterdir()) == places
+
+
+@pytest.mark.parametrize("option", ["calibrate", "data", "card_notes", "calibrate_tokens", "held_back"])
+def test_what_the_options_name_is_opened_before_the_work(step: Path, tmp_path: Path, option: str) -> None:
+    none = tmp_path / "none"
+    values = {"data": [none], "calibrate_tokens": 5, "held_back": True}
+    told: list[str] = []
+    with pytest.raises((TrainingError, OSError), match="none"):
+        export(options(step, tmp_path / "exported", **{option: values.get(option, none)}), told.append)
+    assert told == []
 
 
 def test_what_has_no_graft_is_refused(step: Path, tmp_path: Path) -> None:
