@@ -9,6 +9,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from hamburger.engine.text.tokenizer_files import TOKEN_ID
+
 logger = logging.getLogger(__name__)
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -46,13 +48,14 @@ def add_named_tokens(
 def _named(named: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[tuple[AddedToken, int | None]]:
     decoder = named.get("added_tokens_decoder")
     for token_id, entry in decoder.items() if isinstance(decoder, dict) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and str(token_id).isdecimal():
+        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and TOKEN_ID.fullmatch(token_id):
             flags = {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
             if entry["content"]:
                 yield AddedToken(entry["content"], **flags), int(token_id)
     entries = [entry for field in _LISTS if isinstance(named.get(field), list) for entry in named[field]]
     entries += [value for field, value in named.items() if field.endswith("_token")]
-    special = {entry.get("content") if isinstance(entry, dict) else entry for entry in entries}
+    contents = [entry.get("content") if isinstance(entry, dict) else entry for entry in entries]
+    special = {content for content in contents if isinstance(content, str)}
     for name, token_id in added.items():
         if name and isinstance(token_id, int):
             yield AddedToken(name, special=name in special, normalized=name not in special), token_id
