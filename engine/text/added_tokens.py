@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from hamburger.engine.text.tokenizer_files import text_of
+from hamburger.engine.text.tokenizer_files import TOKEN_ID, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def add_named_tokens(
 def _named(named: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[tuple[AddedToken, int | None]]:
     decoder = named.get("added_tokens_decoder")
     for token_id, entry in decoder.items() if isinstance(decoder, dict) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and str(token_id).isdecimal():
+        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and TOKEN_ID.fullmatch(token_id):
             flags = {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
             if entry["content"]:
                 yield AddedToken(entry["content"], **flags), int(token_id)

@@ -14,6 +14,7 @@ from hamburger.engine.types.errors import TokenizerError
 
 TOKENIZER = "tokenizer.json"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKEN_ID = re.compile(r"[0-9]{1,9}")  # as a key
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
 
 
@@ -25,7 +26,7 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{file} does not hold a JSON object.")
@@ -75,7 +76,7 @@ def _end_token_id(folder: Path) -> int | None:
         return None
     decoder = config.get("added_tokens_decoder")
     for key, entry in decoder.items() if isinstance(decoder, dict) else ():
-        if str(key).isdecimal() and text_of(entry) == token:
+        if TOKEN_ID.fullmatch(key) and text_of(entry) == token:
             return int(key)
     for entry in _added_tokens(folder / TOKENIZER):
         if isinstance(entry, dict) and isinstance(entry.get("id"), int) and text_of(entry) == token:
@@ -90,7 +91,7 @@ def _added_tokens(file: Path) -> list[Any]:
         if (found := _ADDED_TOKENS.search(text)) is None:
             return []
         tokens: list[Any] = json.JSONDecoder().raw_decode(text, found.end())[0]
-    except ValueError:  # whoever loads it says what is wrong
+    except (OSError, ValueError, RecursionError):  # whoever loads it says what is wrong
         return []
     return tokens
 

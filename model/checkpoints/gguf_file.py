@@ -23,10 +23,13 @@ ARCHITECTURES = {
 }
 _OF_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
+_MOST_VALUES = 4_000_000  # of a list in the metadata: vocabularies have some hundred thousand
+_BROKEN = (OSError, ValueError, LookupError, ArithmeticError, TypeError, RecursionError)  # what broken files end in
+
 
 class GgufReader(gguf.GGUFReader):
     """The library's, in a third of the time: it takes a vocabulary out of the file in a quarter of a million slices,
-    and those of a memmap are dear."""
+    and those of a memmap are dear. And a list has an end, also behind the file's."""
 
     @property
     def data(self) -> Any:
@@ -37,18 +40,33 @@ class GgufReader(gguf.GGUFReader):
     def data(self, mapped: Any) -> None:
         self._data = np.asarray(mapped)
 
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == gguf.GGUFValueType.ARRAY:
+            [number] = self._get(orig_offs + 4, np.uint64).tolist()
+            if number > _MOST_VALUES:
+                raise ValueError(f"a list of {number} values")
+        return super()._get_field_parts(orig_offs, raw_type)
+
 
 def open_gguf(path: Path) -> gguf.GGUFReader:
     """Raises CheckpointError."""
     try:
         return GgufReader(path)
-    except (OSError, ValueError, IndexError, KeyError) as error:  # a file cut short ends in any of these
+    except _BROKEN as error:
         raise CheckpointError(f"{path} is not a whole GGUF file: {error}") from error
 
 
 def of_each_expert(name: str, number: int) -> list[str]:
     """Canonical names of single experts, of what canonical_names has for all of them."""
     return [name.replace(".experts.", f".experts.{n}.") for n in range(number)]
+
+
+def value_of(path: Path, field: gguf.ReaderField) -> Any:
+    """What the file says there. Raises CheckpointError where that is no text or number."""
+    try:
+        return field.contents()
+    except _BROKEN as error:
+        raise CheckpointError(f"{path}: {field.name} cannot be read: {error}") from error
 
 
 def canonical_names(trunk: TrunkConfig) -> dict[str, str]:

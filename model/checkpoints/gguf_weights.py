@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk_config, trunk_config_json
-from hamburger.model.checkpoints.gguf_file import ARCHITECTURES, canonical_names, of_each_expert, open_gguf
+from hamburger.model.checkpoints.gguf_file import ARCHITECTURES, canonical_names, of_each_expert, open_gguf, value_of
 from hamburger.model.checkpoints.relatives.gemma import gemma3_factors
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.checkpoints.weight_files import write_safetensors
@@ -77,7 +77,7 @@ def read_gguf_config(path: Path) -> TrunkConfig:
 def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
     def get(key: str, default: Any = None) -> Any:
         field = reader.get_field(key)
-        return default if field is None else field.contents()
+        return default if field is None else value_of(path, field)
 
     architecture = get("general.architecture")
     if architecture not in ARCHITECTURES:
