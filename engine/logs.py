@@ -39,14 +39,28 @@ def configure_logging(level: str, log_format: LogFormat, handler: logging.Handle
 
     Their debug records may hold the headers of requests. secrets: texts that are masked wherever they would be written.
     """
-    formatter = JsonFormatter(secrets) if log_format == "json" else TextFormatter(secrets)
-    handler.setFormatter(formatter)
+    handler.setFormatter(formatter_of(log_format, secrets))
     root, ours = logging.getLogger(), logging.getLogger("hamburger")
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
     ours.setLevel(level.upper())
     root.setLevel(max(ours.level, logging.INFO))
+
+
+def log_options() -> list[str]:
+    """The level and format that configure_logging has set here, for a process that is started; none where it was not
+    called."""
+    level = logging.getLevelName(logging.getLogger("hamburger").level).lower()
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, TextFormatter | JsonFormatter):
+            return [level, "json" if isinstance(handler.formatter, JsonFormatter) else "text"]
+    return []
+
+
+def formatter_of(log_format: LogFormat, secrets: Sequence[str] = ()) -> logging.Formatter:
+    """Writes records as configure_logging says."""
+    return JsonFormatter(secrets) if log_format == "json" else TextFormatter(secrets)
 
 
 class TextFormatter(logging.Formatter):

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     log = BackgroundHandler()
     configure_logging(argv[3], cast(LogFormat, argv[4]), log, secrets)
     incoming = frames(connection)
-    outbox = Outbox(connection)
+    outbox = Outbox(connection, log.close)
     inbox: Inbox = queue.SimpleQueue()
     final_message: Ended | Failed
     try:
@@ -59,9 +59,7 @@ def main(argv: list[str]) -> int:
         final_message = Ended()
     except BaseException as error:  # whatever it is, who waits must hear of it
         final_message = failed_message(error)
-    log.close()  # who hears of the end may end this process at once
-    outbox.put(final_message)
-    outbox.close()
+    outbox.end_with(final_message)
     return 0 if isinstance(final_message, Ended) else FAILED
 
 
@@ -69,8 +67,10 @@ class Outbox:
     """Sends what it is given, in order and at once, so that the server works while the loop plans its next step. What
     the socket has no room for a thread of its own sends: the loop never waits for the server to read."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._encoder = connection, Encoder()
+    def __init__(self, connection: socket.socket, close_log: Callable[[], None] = lambda: None) -> None:
+        """close_log: writes what was logged, before a final message: who hears of the end may end this process at
+        once."""
+        self._connection, self._encoder, self._close_log = connection, Encoder(), close_log
         self._lock = threading.Lock()
         self._late: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._num_late = 0  # frames that wait for the thread, the one that it sends included
@@ -82,6 +82,7 @@ class Outbox:
             try:
                 frame = self._encoder.frame(value)
             except Exception as error:  # whoever waits for this value would wait for ever
+                self._close_log()
                 self._send(self._encoder.frame(Failed("error", f"{type(value).__name__} cannot be sent: {error}")))
             else:
                 self._send(frame)
@@ -102,10 +103,15 @@ class Outbox:
         self._late.put(None)
         self._thread.join()
 
+    def end_with(self, final_message: Ended | Failed) -> None:
+        """Send it as the last one, and wait until all was sent."""
+        self._close_log()
+        self.put(final_message)
+        self.close()
+
     def send_and_exit(self, failed: Failed) -> None:
         """Send one final message and end this process, whatever its other threads are doing. From any thread."""
-        self.put(failed)
-        self.close()
+        self.end_with(failed)
         os._exit(FAILED)
 
     def _send_late(self) -> None:
@@ -137,8 +143,7 @@ class Reader:
         except OSError:
             pass
         except Exception as error:  # who sent it would wait for ever
-            self._outbox.put(Failed("error", f"its process was sent what cannot be read: {error}"))
-            self._outbox.close()
+            self._outbox.end_with(Failed("error", f"its process was sent what cannot be read: {error}"))
         finally:
             os._exit(FAILED)
 

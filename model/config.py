@@ -39,6 +39,7 @@ Architecture = Literal[
     "gemma",
     "gemma3_text",
     "exaone4",
+    "hyperclovax",
     "glm",
     "glm4",
     "qwen3_moe",

@@ -11,7 +11,7 @@ from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.grammar.processes import GrammarProcesses
 from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from hamburger.server.api.answering import Answering
-from hamburger.server.api.auth import require_api_key
+from hamburger.server.api.auth import ApiKeys, require_api_key
 from hamburger.server.api.errors import add_error_handlers
 from hamburger.server.api.long_texts import LongTexts
 from hamburger.server.api.lora_routes import lora_routes
@@ -92,11 +92,13 @@ def create_app_of(
     settings: ServeSettings,
     responses: ResponseStore | None = None,
     traces: RequestTraces | None = None,
+    keys: ApiKeys | None = None,
 ) -> FastAPI:
     """The application for several models, whose metrics are rendered together. `settings` are the server's own.
 
     responses: where they are stored; None: in memory, whatever response_file says.
     traces: what makes spans of requests; None: nobody, whatever otlp_traces_endpoint says.
+    keys: those that are let in; None: those of the settings, for ever.
     """
     models = ServedModels(contexts)
     # A redirect would name the host and scheme that the request names, which are not those behind a proxy.
@@ -104,7 +106,7 @@ def create_app_of(
     add_error_handlers(app, models.count_failure, {MESSAGES: messages_error})
     app.state.count_refusal = models.count_refusal
     answering = Answering(models, KeyLimits(settings))
-    key_needed = [Depends(require_api_key(settings.api_keys()))]
+    key_needed = [Depends(require_api_key(keys or ApiKeys(settings.api_keys())))]
     page_known = [Depends(require_known_page(settings.cors_origin)), *key_needed]
     app.include_router(completion_routes(answering), dependencies=page_known)
     app.include_router(message_routes(answering), dependencies=page_known)

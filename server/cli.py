@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError
-from hamburger.server.exits import DIED, FAILED, INTERRUPTED, Terminated, on_sigterm
+from hamburger.server.exits import DIED, FAILED, INTERRUPTED, Hangup, Terminated, on_sigterm
 from hamburger.server.load_settings import load_settings
 from hamburger.server.serve_arguments import add_serve_arguments
 
@@ -194,6 +194,8 @@ def _serve(args: argparse.Namespace) -> int:
     given: dict[str, Any] = {name: value for name, value in vars(args).items() if name in ServeSettings.model_fields}
     # As Ctrl-C, until the server serves: for the first process of a container the system ignores it otherwise.
     signal.signal(signal.SIGTERM, on_sigterm)
+    hangup = Hangup()
+    signal.signal(signal.SIGHUP, hangup.on_signal)
     log_format = given.get("log_format", os.environ.get(f"{ENV_PREFIX}LOG_FORMAT"))
     try:
         if "model_argument" in args:
@@ -206,7 +208,7 @@ def _serve(args: argparse.Namespace) -> int:
         with Worker(log_level=settings.log_level, log_format=settings.log_format) as worker:
             from hamburger.server.serve import serve
 
-            return serve(settings, worker)
+            return serve(settings, worker, hangup)
     except EngineProcessError as error:
         _tell(f"the engine died while it was loading: {error}", log_format)
         return DIED

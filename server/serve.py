@@ -1,7 +1,8 @@
 """The life of one server process: bind, load, listen, drain, exit. No option parsing, no routes.
 
 The port is taken first, so that a port in use is reported before minutes of loading, and listened on last: who can
-connect can be served. SIGINT and SIGTERM drain; a second signal ends the process at once.
+connect can be served. SIGINT and SIGTERM drain; a second signal ends the process at once. SIGHUP has keys and
+certificates read anew.
 """
 
 from __future__ import annotations
@@ -15,27 +16,29 @@ import os
 import shlex
 import signal
 import socket
-import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hamburger.engine.hosts.process_host import Worker
-from hamburger.engine.logs import BackgroundHandler, configure_logging
+from hamburger.engine.logs import BackgroundHandler, configure_logging, formatter_of
 from hamburger.engine.process_usage import keep_giving_back
 from hamburger.engine.sampling_defaults import SamplingDefaults
+from hamburger.server.api.auth import ApiKeys
 from hamburger.server.api.model_context import ModelContext
 from hamburger.server.app import create_app_of
-from hamburger.server.config import ServeSettings, SettingsError
-from hamburger.server.exits import DIED, INTERRUPTED, Terminated
+from hamburger.server.config import ServeSettings
+from hamburger.server.exits import DIED, INTERRUPTED, Hangup, Terminated
 from hamburger.server.launch import FoundModel, RunningModel, engine_arguments, find_models, running_models
 from hamburger.server.operation.connections import bounded_protocol
 from hamburger.server.operation.console import announce_settings, announcer, secrets_of
 from hamburger.server.operation.listeners import bound
 from hamburger.server.operation.open_files import ACCEPTED_AT_ONCE, allow_open_files, tells_of_no_room
 from hamburger.server.operation.request_log import request_logger
+from hamburger.server.operation.rotation import Certificate, RotatedFiles, certificate_of, rotate
 from hamburger.server.operation.tls import tls_protocol
 from hamburger.server.operation.tracing import RequestTraces, open_traces
 from hamburger.server.responses.store import ResponseStore
@@ -45,21 +48,20 @@ _WAITING_CONNECTIONS = 2048  # for the event loop to accept them; the system may
 _CLOSE_SECONDS = 3  # for clients that do not read the end of their answer
 
 
-def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
+def serve(settings: ServeSettings, worker: Worker | None = None, hangup: Hangup | None = None) -> int:
     """Serve until a signal; returns the exit code.
 
-    worker: the first engine's process, where it was started before.
+    worker: the first engine's process, where it was started before. hangup: made as the process started.
 
     Raises SettingsError, ConfigError, CheckpointError or TokenizerError, whose messages are fit for the user.
     """
     arguments = engine_arguments(settings)
-    settings.api_keys()
-    _check_tls(settings)
+    keys, certificate = ApiKeys(settings.api_keys()), certificate_of(settings)
     stored = ResponseStore(settings.response_store, settings.response_file)
     collector = settings.otlp_traces_endpoint
     with (
         contextlib.closing(stored),
-        _logging(settings),
+        _logging(settings) as handler,
         contextlib.closing(open_traces(collector)) if collector is not None else contextlib.nullcontext() as traces,
         bound(settings.host, settings.port) as listeners,
     ):
@@ -68,12 +70,23 @@ def serve(settings: ServeSettings, worker: Worker | None = None) -> int:
         announce_settings(settings, progress)
         progress("finding the model" if len(arguments) == 1 else f"finding {len(arguments)} models")
         models = find_models(arguments)
+        rotated = _rotated_files(settings, keys, certificate, handler)
+        entrance = _Entrance(keys, certificate, rotated, hangup or Hangup())
         settings = settings.model_copy(update={"max_connections": room})
         try:
-            return asyncio.run(_run(settings, models, listeners, progress, worker, stored, traces))
+            return asyncio.run(_run(settings, models, listeners, progress, worker, stored, traces, entrance))
         except (KeyboardInterrupt, asyncio.CancelledError) as stop:  # while loading; _stop_on_signals takes over then
             progress("stopped while loading")
             return INTERRUPTED if isinstance(stop, KeyboardInterrupt) and not isinstance(stop, Terminated) else 0
+
+
+class _Entrance(NamedTuple):
+    """What decides who is let in, and what is read anew for it."""
+
+    keys: ApiKeys
+    certificate: Certificate | None
+    rotated: Sequence[RotatedFiles]
+    hangup: Hangup
 
 
 async def _run(
@@ -84,19 +97,30 @@ async def _run(
     worker: Worker | None,
     responses: ResponseStore,
     traces: RequestTraces | None,
+    entrance: _Entrance,
 ) -> int:
-    asyncio.get_running_loop().set_exception_handler(tells_of_no_room())
+    loop, hangup = asyncio.get_running_loop(), entrance.hangup
+    loop.set_exception_handler(tells_of_no_room())
     if (task := asyncio.current_task()) is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        cancel = task.cancel
+        loop.add_signal_handler(signal.SIGTERM, cancel)
+        loop.add_signal_handler(signal.SIGHUP, lambda: cancel() if hangup.is_an_end() else None)
     async with running_models(models, progress, worker) as found:
         stopping = _stop_on_signals()
+        anew = asyncio.Event()
+        loop.add_signal_handler(signal.SIGHUP, lambda: (stopping if hangup.is_an_end() else anew).set())
         contexts = [model.context for model in found]
-        app = create_app_of(contexts, settings, responses, traces)
+        app = create_app_of(contexts, settings, responses, traces, entrance.keys)
         greeting = _greeting(settings, contexts, _url(settings, listeners[0].getsockname()[1]))
-        server = _Server(uvicorn_config(app, settings, app.state.count_refusal), lambda: progress(greeting))
+        config = uvicorn_config(app, settings, app.state.count_refusal, entrance.certificate)
+        server = _Server(config, lambda: progress(greeting))
         keep_giving_back()
         gc.freeze()  # all of this stays: whoever is served later need not wait while it is looked through
-        return await _listen(server, listeners, found, settings.drain_seconds, stopping, progress)
+        rotation = asyncio.create_task(rotate(entrance.rotated, anew, progress))
+        try:
+            return await _listen(server, listeners, found, settings.drain_seconds, stopping, progress)
+        finally:
+            rotation.cancel()
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -170,15 +194,19 @@ class _Server(uvicorn.Server):
 
 
 def uvicorn_config(
-    app: FastAPI, settings: ServeSettings, on_refusal: Callable[[int, str | None], None]
+    app: FastAPI,
+    settings: ServeSettings,
+    on_refusal: Callable[[int, str | None], None],
+    certificate: Certificate | None = None,
 ) -> uvicorn.Config:
-    """How the application is served: uvicorn logs no requests itself. on_refusal: as of bounded_protocol."""
+    """How the application is served: uvicorn logs no requests itself. on_refusal: as of bounded_protocol. certificate:
+    None where TLS is not spoken."""
     limits = (settings.max_connections, settings.client_seconds, on_refusal)
-    protocol, tls = bounded_protocol(*limits), _check_tls(settings)
+    protocol = bounded_protocol(*limits)
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=protocol if tls is None else tls_protocol(protocol, tls, *limits),
+        http=protocol if certificate is None else tls_protocol(protocol, lambda: certificate.context, *limits),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -191,35 +219,6 @@ def uvicorn_config(
     )
 
 
-def _check_tls(settings: ServeSettings) -> ssl.SSLContext | None:
-    """With what TLS is spoken, if it is. Raises SettingsError when the certificate cannot be used."""
-    if settings.ssl_certfile is None:
-        if settings.ssl_keyfile is not None:
-            raise SettingsError("ssl_keyfile is given without ssl_certfile.")
-        return None
-    for name in ("ssl_certfile", "ssl_keyfile"):
-        if (path := getattr(settings, name)) is not None:
-            try:
-                path.open("rb").close()
-            except OSError as error:
-                raise SettingsError(f"{name} {path} cannot be read: {error.strerror}.") from error
-    holder = "ssl_certfile" if settings.ssl_keyfile is None else "ssl_keyfile"
-    key = f"{holder} {getattr(settings, holder)}"
-
-    def password() -> str:
-        raise SettingsError(f"{key} holds an encrypted key, which nobody can unlock here: give one without a password.")
-
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingsError(
-            f"ssl_certfile {settings.ssl_certfile} cannot be used with the key of {key}: {error}. Is it a certificate, "
-            "and is the key its own, in a file that ssl_keyfile names, or behind it?"
-        ) from error
-    return context
-
-
 def _url(settings: ServeSettings, port: int) -> str:
     """Where a client on this machine finds the server."""
     host, scheme = settings.host, "https" if settings.ssl_certfile else "http"
@@ -227,15 +226,34 @@ def _url(settings: ServeSettings, port: int) -> str:
     return f"{scheme}://{name}:{port}"
 
 
+def _rotated_files(
+    settings: ServeSettings, keys: ApiKeys, certificate: Certificate | None, handler: logging.Handler
+) -> list[RotatedFiles]:
+    """handler: of the log, which masks all keys that ever were."""
+    rotated, masked = [], dict.fromkeys(secrets_of(settings))
+
+    def read_keys() -> None:
+        found = settings.api_keys()
+        masked.update(dict.fromkeys(found))
+        handler.setFormatter(formatter_of(settings.log_format, [*masked]))
+        keys.replace(found)
+
+    if certificate is not None:
+        rotated.append(RotatedFiles("the certificate", certificate.paths, certificate.read))
+    if settings.api_key_file is not None:
+        rotated.append(RotatedFiles("the file of API keys", [settings.api_key_file], read_keys))
+    return rotated
+
+
 @contextlib.contextmanager
-def _logging(settings: ServeSettings) -> Iterator[None]:
+def _logging(settings: ServeSettings) -> Iterator[logging.Handler]:
     """Log lines to stderr, from a thread, until it ends."""
     handler = BackgroundHandler()
     configure_logging(settings.log_level, settings.log_format, handler, secrets_of(settings))
     # Requests are logged whatever the level of the other lines; at debug, probes and scrapes too.
     request_logger.setLevel(logging.DEBUG if settings.log_level == "debug" else logging.INFO)
     try:
-        yield
+        yield handler
     finally:
         logging.getLogger().removeHandler(handler)
         handler.close()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from hamburger.model.checkpoints.sources import EMBEDDED_BASE, resolve_source
+from hamburger.model.checkpoints.sources import EMBEDDED_BASE
 
 
 def base_arguments(model: str | None, base: str | None) -> tuple[str | None, str | None]:
     """What to give as model and base to LLM, Scorer and resolve_source: unless named, the embedded base."""
     return (EMBEDDED_BASE if model is None and base is None else model), base
-
-
-def base_name(model: str | None, base: str | None) -> str:
-    """The name that is written into files. Raises CheckpointError when there is no such model."""
-    return resolve_source(*base_arguments(model, base)).name

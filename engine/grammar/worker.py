@@ -37,7 +37,8 @@ def main() -> None:
     """argv: the file descriptor of the connection."""
     connection = Connection(int(sys.argv[1]))
     os.nice(_NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; who started this one ends it
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all; who started this one ends it
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(EOFError, ConnectionError):
         hello = json.loads(connection.recv_bytes())
         grammars = Grammars(lambda: _load(*hello["loader"]), hello["vocab_size"], hello["eos_token_ids"])

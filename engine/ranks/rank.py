@@ -1,27 +1,32 @@
-"""A rank of tensor parallelism: `python -m hamburger.engine.ranks.rank FD`, started by Ranks (ranks.py).
+"""A rank of tensor parallelism: `python -m hamburger.engine.ranks.rank FD [LOG_LEVEL LOG_FORMAT]`, started by Ranks.
 
 FD is its end of a socket pair. It knows no request: it holds a part of the model and of the KV cache, and takes its
-part in each step that rank 0 announces. It ends with rank 0, however that ends: the socket's end tells it, also in the
-middle of a step, and on Linux the kernel kills it.
+part in each step that rank 0 announces; it logs as rank 0 does. It ends with rank 0, however that ends: the socket's
+end tells it, also in the middle of a step, and on Linux the kernel kills it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import socket
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
+from hamburger.engine.logs import BackgroundHandler, LogFormat, configure_logging, secrets_of_environment
 from hamburger.engine.transport.engine_process import FAILED, failed_message, set_up_process
 from hamburger.engine.transport.wire import Encoder, Failed, RankArgs, RankLoaded, RankMemory, frames
 
 
 def main(argv: list[str]) -> int:
     connection = set_up_process(int(argv[1]))
+    log = BackgroundHandler() if argv[2:] else logging.NullHandler()
+    if argv[2:]:
+        configure_logging(argv[2], cast(LogFormat, argv[3]), log, secrets_of_environment(os.environ))
     incoming = frames(connection)
     rank_args: RankArgs | None = next(incoming, None)
     if rank_args is None:  # rank 0 has gone already
@@ -34,6 +39,7 @@ def main(argv: list[str]) -> int:
         failed = failed_message(error)
         if failed.kind == "error":
             failed = Failed("error", f"rank {rank_args.rank}: {failed.message}")
+        log.close()  # who hears of the end may end this process at once
         _send(connection, failed)
     return FAILED
 

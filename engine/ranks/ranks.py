@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hamburger.engine.core.batch import BatchResult, Runner, ScheduledBatch
+from hamburger.engine.logs import log_options
 from hamburger.engine.transport.engine_process import describe_exit_code
 from hamburger.engine.transport.wire import (
     Encoder,
@@ -178,6 +179,7 @@ def _run_rank(rank: int, own_end: socket.socket, rank_end: socket.socket, rank_a
         with rank_end:
             # -P: the folder that one serves in is no place to import from.
             command = [sys.executable, "-P", "-m", "hamburger.engine.ranks.rank", str(rank_end.fileno())]
+            command += log_options()
             process = subprocess.Popen(command, pass_fds=[rank_end.fileno()], stdin=subprocess.DEVNULL)
     except OSError as error:
         watch.report_loss(Failed("error", f"rank {rank} could not be started: {error}"))

@@ -27,8 +27,8 @@ def set_up_process(descriptor: int) -> socket.socket:
     connection.set_inheritable(False)  # a program that is started here must not keep it open
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _ONEDNN_KERNELS)
     _die_with_the_parent()
-    # The server's process decides when to end: a Ctrl-C in its terminal is not the engine's.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # The server's process decides when to end: a Ctrl-C in its terminal is not the engine's, nor is the terminal's end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the server's watchdog asks for the stacks of an engine that hangs

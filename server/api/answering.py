@@ -19,7 +19,7 @@ from hamburger.engine.grammar.source import GrammarSource
 from hamburger.engine.request import GenerationRequest
 from hamburger.engine.types.errors import InvalidRequest, QueueFull, QueueTimeout, shown
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.server.api.auth import key_of
+from hamburger.server.api.auth import owner_of
 from hamburger.server.api.errors import ApiError
 from hamburger.server.api.generation import Generation
 from hamburger.server.api.model_context import ModelContext, choose_confidence
@@ -137,7 +137,7 @@ class Answering:
         self, context: ModelContext, request: Request, body: GenerationBody, answers: Answers, reply: Reply
     ) -> Response:
         """Whole or streamed, as the body says. A client that leaves ends it."""
-        key = key_of(request)
+        key = owner_of(request)
         generation = self.submit(context, body, answers, reply, key)
         answered, entry = False, entry_of(request.scope)
         entry.counts += [reply.counts, generation.times]

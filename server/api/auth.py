@@ -15,16 +15,26 @@ from fastapi import Request
 from hamburger.server.api.errors import ApiError
 from hamburger.server.operation.request_log import entry_of
 
-_KEY, _OWNER = "hamburger_key", "hamburger_owner"
+_OWNER = "hamburger_owner"
 
 
-def require_api_key(keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]:
+class ApiKeys:
+    """The keys that are known now; others may take their place at any time, from any thread."""
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[str]) -> None:
+        secrets = [key.encode() for key in keys]
+        self.known = [(secret, hashlib.sha256(secret).hexdigest()) for secret in secrets]  # and whose it is
+
+
+def require_api_key(keys: ApiKeys) -> Callable[[Request], Awaitable[None]]:
     """A FastAPI dependency. Raises ApiError 401 when keys are set and the request carries none of them."""
-    secrets = [key.encode() for key in keys]
-    owners = [hashlib.sha256(secret).hexdigest() for secret in secrets]
 
     async def check(request: Request) -> None:
-        if not secrets:
+        known = keys.known
+        if not known:
             return
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = [request.headers.get("x-api-key", "")]
@@ -32,7 +42,7 @@ def require_api_key(keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]
             given.insert(0, bearer)
         tokens = [key.strip(" \t").encode("latin-1") for key in given]  # how the header's bytes were decoded
         # A list, so that every key is compared whichever one matches.
-        matches = [hmac.compare_digest(token, secret) for token in tokens for secret in secrets]
+        matches = [hmac.compare_digest(token, secret) for token in tokens for secret, _ in known]
         if not any(matches):
             raise ApiError(
                 401,
@@ -40,20 +50,13 @@ def require_api_key(keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        place = matches.index(True) % len(secrets)
-        number = str(place + 1)
-        setattr(request.state, _KEY, number)
-        setattr(request.state, _OWNER, owners[place])
-        entry_of(request.scope).key = number
+        place = matches.index(True) % len(known)
+        setattr(request.state, _OWNER, known[place][1])
+        entry_of(request.scope).key = str(place + 1)
 
     return check
 
 
-def key_of(request: Request) -> str:
-    """Which of the keys it carries, the first is "1"; "" without keys. Another one's tomorrow: see owner_of."""
-    return getattr(request.state, _KEY, "")
-
-
 def owner_of(request: Request) -> str:
-    """Whose what it leaves here is, as long as its key is known: a SHA-256 of that, in hex; "" without keys."""
+    """Whose it is, and what it leaves here, as long as its key is known: a SHA-256 of that, in hex; "" without keys."""
     return getattr(request.state, _OWNER, "")

@@ -24,13 +24,14 @@ logger = logging.getLogger(__name__)
 
 def tls_protocol(
     http: type[H11Protocol],
-    context: ssl.SSLContext,
+    context: Callable[[], ssl.SSLContext],
     max_connections: int,
     client_seconds: float,
     on_refusal: Callable[[int, str | None], None],
 ) -> type[asyncio.Protocol]:
     """A protocol for uvicorn.Config(http=...), whose listeners know nothing of TLS: after the handshake it is `http`.
 
+    context: gives that of a handshake which begins now.
     Connections beyond max_connections and the places of probes (connections.py) are closed: nothing that they could
     read can be said before the handshake. So are those whose handshake takes longer than client_seconds; beyond
     max_connections PROBE_SECONDS.
@@ -70,7 +71,7 @@ def tls_protocol(
             seconds = min(client_seconds, PROBE_SECONDS) if self._is_beyond else client_seconds
             try:
                 secured = await asyncio.get_running_loop().start_tls(
-                    self.transport, self, context, server_side=True, ssl_handshake_timeout=seconds
+                    self.transport, self, context(), server_side=True, ssl_handshake_timeout=seconds
                 )
             except OSError:  # of the client, or its time is over; it is closed
                 secured = None

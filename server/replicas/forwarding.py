@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
@@ -25,8 +25,8 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.types.errors import EngineUnavailable, QueueTimeout
-from hamburger.server.api.auth import require_api_key
-from hamburger.server.api.errors import ApiError, add_error_handlers, error_body, to_api_error
+from hamburger.server.api.auth import ApiKeys, require_api_key
+from hamburger.server.api.errors import ApiError, add_error_handlers, error_body, route_path, to_api_error
 from hamburger.server.api.events import DONE, data_event, typed_event
 from hamburger.server.api.origins import check_origin
 from hamburger.server.api.request_body import read_whole
@@ -37,7 +37,7 @@ from hamburger.server.messages.errors import messages_error
 from hamburger.server.operation.middleware import REQUEST_ID, SafeHeaders, allow_origins
 from hamburger.server.operation.request_log import CLIENT_LEFT
 from hamburger.server.replicas.affinity import affinity_key
-from hamburger.server.replicas.replica import WholeRequest, WholeResponse, route_path
+from hamburger.server.replicas.replica import WholeRequest, WholeResponse
 from hamburger.server.replicas.scale_options import ScaleOptions
 from hamburger.server.responses.errors import PATH as RESPONSES
 from hamburger.server.responses.errors import failed_event, responses_error
@@ -89,15 +89,9 @@ def replica_settings(settings: ServeSettings) -> ServeSettings:
 
 
 class _Forwarder:
-    def __init__(
-        self,
-        replicas: Replicas,
-        options: ScaleOptions,
-        settings: ServeSettings,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._replicas, self._options, self._settings, self._pause = replicas, options, settings, pause
-        self._check_key = require_api_key(settings.api_keys())
+    def __init__(self, replicas: Replicas, options: ScaleOptions, settings: ServeSettings) -> None:
+        self._replicas, self._options, self._settings = replicas, options, settings
+        self._check_key = require_api_key(ApiKeys(settings.api_keys()))
         self._wait_seconds = settings.engine_args().max_queue_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,7 +118,7 @@ class _Forwarder:
         deadline = time.monotonic() + self._wait_seconds
         for attempt in range(self._options.retries + 1):
             if attempt:
-                await self._pause(_FIRST_PAUSE * 2 ** (attempt - 1))
+                await asyncio.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
             # A lost replica may still be listed: another key does not insist on it.
             attempt_key = key if key is None or not attempt else f"{key}/{attempt}"
             try:
@@ -146,7 +140,7 @@ class _Forwarder:
             except _ReplicaFull:
                 if time.monotonic() > deadline:
                     raise self._queue_timeout() from None
-                await self._pause(_FULL_PAUSE)
+                await asyncio.sleep(_FULL_PAUSE)
 
     async def _attempt(self, call: WholeRequest, key: str | None, answer: _OutgoingAnswer, deadline: float) -> None:
         """Raises ReplicaLost, _ReplicaFull or QueueTimeout; what was not begun then can be sent again."""

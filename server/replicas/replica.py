@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,6 @@ from hamburger.server.responses.store import ResponseStore
 logger = logging.getLogger(__name__)
 _PASSED_ON = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
 _OF_THE_FRONT = (b"origin", b"sec-fetch-site")  # it has looked at them
-
-
-def route_path(scope: Mapping[str, Any]) -> str:
-    """Which of our paths a request asks for, whatever prefix the application has."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 @dataclass(frozen=True, slots=True)

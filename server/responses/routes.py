@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from hamburger.engine.types.errors import HamburgerError, InvalidRequest
 from hamburger.server.api.answering import Answering, Answers
-from hamburger.server.api.auth import key_of, owner_of
+from hamburger.server.api.auth import owner_of
 from hamburger.server.api.errors import ApiError, to_api_error
 from hamburger.server.api.generation import Generation
 from hamburger.server.api.model_context import ModelContext
@@ -108,7 +108,7 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
     def submit(
         context: ModelContext, request: Request, chat: ChatBody, answers: Answers, reply: ResponsesReply
     ) -> Generation:
-        generation = answering.submit(context, chat, answers, reply, key_of(request))
+        generation = answering.submit(context, chat, answers, reply, owner_of(request))
         entry_of(request.scope).counts += [reply.counts, generation.times]
         return generation
 

@@ -10,8 +10,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from hamburger.engine import build
-from hamburger.engine.build import captures_steps, tell_captures
+from hamburger.engine import sizing
+from hamburger.engine.build import tell_captures
 from hamburger.engine.core.pool import lora_bytes
 from hamburger.engine.device import load
 from hamburger.engine.device.load import groups_of
@@ -19,6 +19,7 @@ from hamburger.engine.device.memory import decode_graphs
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.drafting.proposal import Proposal
+from hamburger.engine.sizing import captures_steps
 from hamburger.engine.types.config import EngineArgs, OverlapSteps, Quantization
 from hamburger.engine.types.messages import Groups
 from hamburger.model.checkpoints.load import save_checkpoint
@@ -103,14 +104,14 @@ def test_a_pool_leaves_room_for_the_adapters_that_may_come(
         kept.append(for_steps)
         return 1 << 24
 
-    monkeypatch.setattr(build, "rank_pool_bytes", pool)
+    monkeypatch.setattr(sizing, "rank_pool_bytes", pool)
     for max_loras in (0, 3):
         args = EngineArgs(
             model=str(tmp_path), device="cpu", dtype="float32", quantization=quantization, max_loras=max_loras,
             max_lora_rank=5,
         )  # fmt: skip
         resolved = load.resolve(args)
-        build._plan(args, resolved, load.steps_of(resolved, args), None, lambda line: None)
+        sizing.engine_config(args, resolved, load.steps_of(resolved, args), None, lambda line: None)
     assert kept == [0, 3 * lora_bytes(config.trunk, 5, number_bytes)]
 
 

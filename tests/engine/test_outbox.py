@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import pytest
 
-from hamburger.engine.transport.wire import Progress, frames
+from hamburger.engine.transport.wire import Failed, Progress, frames
 from hamburger.engine.worker import Outbox
 
 SECONDS = 10.0
@@ -85,3 +88,27 @@ def test_the_server_has_gone() -> None:
         outbox.put(Progress("to nobody"))
     outbox.close()
     near.close()
+
+
+@pytest.mark.parametrize("last", [Failed("error", "a rank has gone"), object()])
+def test_what_was_logged_is_written_before_the_end_is_told(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, last: Any
+) -> None:
+    """Who hears of it may end the process."""
+    near, far = pair
+    order: list[str] = []
+
+    def close_log() -> None:
+        assert select.select([far], [], [], 0) == ([], [], [])
+        order.append("log")
+
+    def leave(code: int) -> NoReturn:
+        order.append("exit")
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    outbox = Outbox(near, close_log)
+    with pytest.raises(SystemExit):
+        outbox.send_and_exit(last) if isinstance(last, Failed) else outbox.put(last)
+    assert order == ["log", "exit"]
+    assert isinstance(next(frames(far)), Failed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import os
 import queue
@@ -9,12 +11,13 @@ import resource
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -28,10 +31,11 @@ from hamburger.engine.device.memory import step_bytes
 from hamburger.engine.device.step_costs import measure_costs
 from hamburger.engine.drafting.costs import MeasuredCosts
 from hamburger.engine.llm import LLM
+from hamburger.engine.logs import LogFormat, configure_logging
 from hamburger.engine.ranks import build as build_rank
 from hamburger.engine.ranks.build import RankBuild
 from hamburger.engine.ranks.ranks import LeadingRunner, Ranks
-from hamburger.engine.transport.wire import Failed, RankMeet, RankPool
+from hamburger.engine.transport.wire import Encoder, Failed, RankArgs, RankMeet, RankPool
 from hamburger.engine.types.config import EngineArgs
 from hamburger.engine.types.errors import EngineDead, OutOfMemory
 from hamburger.engine.types.sampling_params import SamplingParams
@@ -207,6 +211,55 @@ def test_a_killed_rank_is_told_while_nothing_runs(tmp_path: Path) -> None:
     assert f"rank 1, its process {process}, was ended by SIGKILL" in losses.get(timeout=10).message
     with pytest.raises(EngineDead, match="SIGKILL"):
         ranks.loaded()
+
+
+BROKEN_RANK = """
+import sys
+from hamburger.engine.ranks import rank
+
+def broken(*given):
+    raise RuntimeError("a broken kernel")
+
+rank._follow = broken
+rank.main(sys.argv)
+"""
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_rank_logs_as_rank_0_does(log_format: LogFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = logging.StreamHandler(io.StringIO())
+    started: list[list[str]] = []
+
+    def note(command: list[str], **options: object) -> NoReturn:
+        started.append(command)
+        raise OSError("noted")
+
+    root, losses = logging.getLogger(), queue.SimpleQueue[Failed]()
+    handlers, level = root.handlers[:], logging.getLogger("hamburger").level
+    try:
+        configure_logging("error", log_format, handler)
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", note)
+            Ranks(EngineArgs(tensor_parallel_size=2), losses.put)
+            assert "noted" in losses.get(timeout=10).message
+    finally:
+        root.handlers[:] = handlers
+        logging.getLogger("hamburger").setLevel(level)
+        root.setLevel(logging.WARNING)
+    assert started[0][-2:] == ["error", log_format]
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(Encoder().frame(RankArgs(EngineArgs(), 1)))
+        rank = subprocess.run(
+            [sys.executable, "-c", BROKEN_RANK, str(far.fileno()), *started[0][-2:]],
+            pass_fds=[far.fileno()], capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    if log_format == "json":
+        [line] = map(json.loads, rank.stderr.splitlines())
+        assert (line["level"], line["message"]) == ("error", "The engine stopped on an error.")
+        assert "a broken kernel" in line["traceback"]
+    else:
+        assert " ERROR hamburger.engine.transport.engine_process: The engine stopped on an error." in rank.stderr
 
 
 class _Interrupted(ScriptedRunner):

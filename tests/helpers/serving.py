@@ -19,9 +19,11 @@ from hamburger.engine.async_engine import AsyncEngine
 from hamburger.engine.core.sequence import Sequence
 from hamburger.engine.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from hamburger.engine.types.sampling_params import SamplingParams, ThinkingBudget
+from hamburger.server.api.auth import ApiKeys
 from hamburger.server.app import create_app_of, model_context
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.operation.rotation import Certificate, certificate_of
 from hamburger.server.operation.tracing import RequestTraces
 from hamburger.server.responses.store import ResponseStore
 from hamburger.server.serve import uvicorn_config
@@ -162,6 +164,7 @@ async def serving(
     tokenizer: ByteTokenizer | None = None,
     traces: RequestTraces | None = None,
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
+    keys: ApiKeys | None = None,
     **engine: Any,
 ) -> AsyncIterator[Served]:
     """A server whose choices follow scripts. `engine` are fields of EngineConfig (and `info`), see fake_engines.py."""
@@ -171,7 +174,7 @@ async def serving(
         given = ServeSettings(**(settings or {}))
         context = model_context(launched, tokenizer or ByteTokenizer(), metrics, given, MODEL, sampling_defaults)
         responses = ResponseStore(given.response_store, given.response_file)
-        app = create_app_of([context], given, responses, traces)
+        app = create_app_of([context], given, responses, traces, keys)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             yield Served(app, launched, runner, metrics, client)
@@ -180,13 +183,16 @@ async def serving(
 
 
 @asynccontextmanager
-async def on_port(app: FastAPI, *, on: int = 0, **settings: Any) -> AsyncIterator[int]:
+async def on_port(
+    app: FastAPI, *, on: int = 0, certificate: Certificate | None = None, **settings: Any
+) -> AsyncIterator[int]:
     """The app on a real port of this machine (0: a free one), as the command serves it with these settings."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", on))
         state = getattr(app, "state", None)  # a bare ASGI application has none
-        config = uvicorn_config(app, ServeSettings(**settings), getattr(state, "count_refusal", lambda *error: None))
+        count, given = getattr(state, "count_refusal", lambda *error: None), ServeSettings(**settings)
+        config = uvicorn_config(app, given, count, certificate or certificate_of(given))
         config.timeout_graceful_shutdown = 1
         server = QuickServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

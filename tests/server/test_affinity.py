@@ -100,7 +100,10 @@ def test_who_stored_a_response_is_named(affinity: Affinity) -> None:
         assert key(fields, affinity, path, x_session_id="me") == "@cvnotb69"
 
 
-@pytest.mark.parametrize("stored", [ResponseStore(0).new_id(), "resp_", "resp_x_y", 7, ["a"], None, "@cvnotb69"])
+@pytest.mark.parametrize(
+    "stored",
+    [pytest.param(ResponseStore(0).new_id(), id="new"), "resp_", "resp_x_y", 7, ["a"], None, "@cvnotb69"],
+)
 def test_other_names_of_responses_say_nothing(stored: Any) -> None:
     first = key({"input": "And?"}, path="/v1/responses")
     assert first is not None

@@ -270,11 +270,14 @@ async def test_a_prefix_of_all_paths_changes_nothing() -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://front/two") as client:
             assert (await client.get("/metrics")).text.count("\nhamburger_macro_steps_total{") == 2
             assert (await client.get("/v1/models")).status_code == 401
+            assert (await client.post("/v1/messages")).json()["type"] == "error"  # as Anthropic's clients read it
             assert listed.keys == []
             stored = ResponseStore(0, place="cvnotb69").new_id()
             headers = {"Authorization": "Bearer secret"}
             assert (await client.get(f"/v1/responses/{stored}", headers=headers)).status_code == 404
-    assert listed.keys == ["@cvnotb69"]
+            refused = await client.post("/v1/messages", json={}, headers=headers)
+            assert (refused.status_code, refused.json()["type"]) == (400, "error")
+    assert listed.keys == ["@cvnotb69", None]
 
 
 async def test_metrics_of_replicas_that_want_a_key_want_it_here() -> None:
@@ -295,6 +298,8 @@ async def test_without_a_key_nothing_reaches_a_replica(method: str, path: str) -
             refused = await client.request(method, path, content=b"{", headers={"Authorization": "Bearer other"})
             assert (refused.status_code, error_of(refused)["code"]) == (401, "invalid_api_key")
             assert refused.headers["www-authenticate"] == "Bearer"
+            named = await client.post("/v1/messages", headers={"X-Request-Id": "mine"})
+            assert (named.status_code, named.json()["request_id"], named.headers["request-id"]) == (401, "mine", "mine")
             assert listed.keys == []
             answered = await client.get("/v1/models", headers={"Authorization": "Bearer secret"})
             assert (answered.status_code, len(listed.keys)) == (200, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from hamburger.server.operation.middleware import RATE_LIMITS
 from serving import COMPLETIONS, ByChoice, Served, error_of, serving, until
 
 KEYS: dict[str, Any] = {"api_key": "first,second"}
+OWNERS = [hashlib.sha256(key).hexdigest() for key in (b"first", b"second")]
 FIRST, SECOND = {"Authorization": "Bearer first"}, {"Authorization": "Bearer second"}
 
 
@@ -122,7 +124,7 @@ async def test_a_key_at_its_limit_is_a_429_and_others_are_not() -> None:
     settings = KEYS | {"key_requests": 2}
     async with serving(runner=ByChoice([[97]] * 9, gate=gate), settings=settings) as server:
         running = asyncio.create_task(post(server, FIRST, n=2))
-        await until(lambda: server.engine.load_of("1").num_open == 2)
+        await until(lambda: server.engine.load_of(OWNERS[0]).num_open == 2)
         response = await post(server, FIRST)
         error = error_of(response)
         assert (response.status_code, error["code"], error["type"]) == (429, "rate_limit_exceeded", "rate_limit_error")
@@ -144,10 +146,10 @@ async def test_who_leaves_is_not_counted_any_more() -> None:
     gate = StepGate()
     async with serving(runner=ByChoice([[97]] * 9, gate=gate), settings=KEYS | {"key_requests": 1}) as server:
         leaving = asyncio.create_task(post(server, FIRST))
-        await until(lambda: server.engine.load_of("1").num_open == 1)
+        await until(lambda: server.engine.load_of(OWNERS[0]).num_open == 1)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
-        await until(lambda: server.engine.load_of("1").num_open == 0)
+        await until(lambda: server.engine.load_of(OWNERS[0]).num_open == 0)
         gate.set()
         assert (await post(server, FIRST)).status_code == 200
 
@@ -192,9 +194,9 @@ async def test_one_key_with_many_requests_does_not_delay_anothers() -> None:
 
     async with serving(runner=ByChoice([[97]] * 9, gate=gate), settings=KEYS, max_num_seqs=1) as server:
         tasks = [asyncio.create_task(ask(f"first {i}", FIRST)) for i in range(5)]
-        await until(lambda: server.engine.load_of("1").num_open == 5)
+        await until(lambda: server.engine.load_of(OWNERS[0]).num_open == 5)
         tasks.append(asyncio.create_task(ask("second", SECOND)))
-        await until(lambda: server.engine.load_of("2").num_open == 1)
+        await until(lambda: server.engine.load_of(OWNERS[1]).num_open == 1)
         gate.set()
         await asyncio.gather(*tasks)
     assert sorted(ended) == ["first 0", "first 1", "first 2", "first 3", "first 4", "second"]

@@ -8,7 +8,7 @@ import pytest
 
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.load_settings import load_settings
-from hamburger.server.serve import _check_tls
+from hamburger.server.operation.rotation import certificate_of
 
 TLS = Path(__file__).parents[1] / "data" / "tls"
 
@@ -41,7 +41,7 @@ def test_an_additional_model_has_as_many_adapters_as_are_written() -> None:
 
 def test_the_file_of_tls_that_is_wrong_is_named(tmp_path: Path) -> None:
     cert, key, locked = TLS / "cert.pem", TLS / "key.pem", TLS / "locked.pem"  # with the password "secret"
-    _check_tls(ServeSettings(ssl_certfile=cert, ssl_keyfile=key))
+    certificate_of(ServeSettings(ssl_certfile=cert, ssl_keyfile=key))
     for wrong, says in (
         (tmp_path / "nope.pem", "ssl_keyfile .*nope.pem cannot be read: No such file"),
         (tmp_path, "ssl_keyfile .* cannot be read: Is a directory"),
@@ -49,4 +49,4 @@ def test_the_file_of_tls_that_is_wrong_is_named(tmp_path: Path) -> None:
         (None, "with the key of ssl_certfile"),
     ):
         with pytest.raises(SettingsError, match=says):
-            _check_tls(ServeSettings(ssl_certfile=cert, ssl_keyfile=wrong))
+            certificate_of(ServeSettings(ssl_certfile=cert, ssl_keyfile=wrong))

@@ -8,6 +8,7 @@ from typing import Any
 
 from hamburger.model.checkpoints.config.kinds import ACTIVATIONS, KINDS
 from hamburger.model.checkpoints.config.rope import parse_local_theta, parse_rope, rope_json
+from hamburger.model.checkpoints.config.unfit import why_unfit
 from hamburger.model.checkpoints.config.values import flag, positive, whole
 from hamburger.model.checkpoints.experts import experts_json, parse_experts
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation, read_config
@@ -35,7 +36,9 @@ def read_trunk_config(folder: Path) -> TrunkConfig:
 def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
     """A configuration as transformers writes it; `where` names it in errors."""
     if (named := config.get("model_type", "llama")) not in SUPPORTED:
-        raise CheckpointError(f"{where}: model_type {named!r} is not supported; supported are: {', '.join(SUPPORTED)}.")
+        raise CheckpointError(
+            f"{where}: model_type {named!r} is not supported{why_unfit(named)}; supported are: {', '.join(SUPPORTED)}."
+        )
     config = retold_config(config, where)
     architecture = config.get("model_type", "llama")
     kind = KINDS[architecture]

@@ -97,6 +97,7 @@ KINDS = {
         norms="after",
         qk_norm="head",
     ),
+    "hyperclovax": Kind(causal_lm="HyperCLOVAXForCausalLM", mlp_bias=None, norms="around"),
     "glm": Kind(causal_lm="GlmForCausalLM", o_bias=False, head_dim=128, turns_part=True),
     "glm4": Kind(causal_lm="Glm4ForCausalLM", o_bias=False, head_dim=128, turns_part=True, norms="around"),
     "qwen3_moe": Kind(

@@ -1,11 +1,11 @@
-"""Granite 3 and 4: factors of embedding, attention, residual branches and logits are multiplied into the weights."""
+"""Granite and HyperCLOVA X: factors of embedding, attention, branches and logits are multiplied into the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hamburger.model.checkpoints.config.values import whole
+from hamburger.model.checkpoints.config.values import flag, whole
 from hamburger.model.checkpoints.experts import of_single_experts
 from hamburger.model.checkpoints.relatives.joined import gate_up
 from hamburger.model.checkpoints.relatives.parts import (
@@ -29,6 +29,12 @@ EXPERTS_NAMES = {
     ".block_sparse_moe.router.": ".mlp.gate.",
     ".block_sparse_moe.experts.": ".mlp.experts.",
 }
+# HyperCLOVA X's names of norms -> Gemma 3's.
+CLOVA_NAMES = {
+    ".post_norm1.": ".post_attention_layernorm.",
+    ".post_attention_layernorm.": ".pre_feedforward_layernorm.",
+    ".post_norm2.": ".post_feedforward_layernorm.",
+}
 SHARED_NAMES = {".shared_mlp.input_linear": ".mlp.gate_up_proj", ".shared_mlp.output_linear": ".mlp.down_proj"}
 
 
@@ -37,8 +43,13 @@ def granite_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return {**config, "model_type": "llama"}
 
 
-def granite_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
-    """With its factors in them, in float32."""
+def granite_tensors(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    where: str,
+    last: tuple[str, str] = (".o_proj.", ".down_proj."),
+) -> Mapping[str, Tensor]:
+    """With its factors in them, in float32. last: parts of the names of what a residual branch ends with."""
     embedding, attention, residual, logits = (
         float(config.get(name, 1.0))
         for name in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
@@ -49,8 +60,7 @@ def granite_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], wh
         "model.embed_tokens.": embedding,
         "model.norm.": 1 / (logits * tied),
         ".q_proj.": attention * head_dim_of(config) ** 0.5,  # a Llama divides by the root of a head's size
-        ".o_proj.": residual,
-        ".down_proj.": residual,
+        **dict.fromkeys(last, residual),
     }
     found = without_tied_head(tensors, where) if tied != 1.0 else dict(entries_of(tensors))
     for name in found:
@@ -92,3 +102,21 @@ def granite4_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], w
     return granite_tensors(
         config, cut(tensors, {"mlp.gate_up_proj": gate_up(granite4_config(config, where))}, {}), where
     )
+
+
+def clova_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """As it is. Raises CheckpointError."""
+    if not flag(config, "use_post_norm", where, default=True):
+        raise CheckpointError(f"{where}: use_post_norm is False; only True is supported.")
+    return config
+
+
+def clova_tensors(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Mapping[str, Tensor]:
+    """As Granite's, but logits are multiplied, and a norm ends a residual branch."""
+    attention = config.get("attention_multiplier")
+    told = {
+        **config,
+        "logits_scaling": 1 / float(config.get("logits_scaling", 1.0)),
+        "attention_multiplier": head_dim_of(config) ** -0.5 if attention is None else attention,
+    }
+    return granite_tensors(told, tensors, where, (".post_attention_layernorm.", ".post_feedforward_layernorm."))

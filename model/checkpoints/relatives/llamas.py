@@ -25,6 +25,23 @@ def seed_oss_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     )
 
 
+def internlm3_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """As of a Llama. Raises CheckpointError."""
+    of_qkv, of_all = (
+        flag(config, name if name in config else other, where, default=False)
+        for name, other in (("qkv_bias", "attention_bias"), ("bias", "mlp_bias"))
+    )
+    if of_qkv != of_all:
+        raise CheckpointError(f"{where}: qkv_bias is {of_qkv} and bias {of_all}; only the same is supported.")
+    return {"head_dim": _HEAD_DIM, **config, "model_type": "llama", "attention_bias": of_all, "mlp_bias": of_all}
+
+
+def iquestcoder_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """As of a Llama. Raises CheckpointError."""
+    check_unsaid(config, ("clip_qkv", "use_sliding_window"), where)
+    return {"head_dim": _HEAD_DIM, **config, "model_type": "llama"}
+
+
 def ernie_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """As of a Llama. Raises CheckpointError."""
     defaults = {"head_dim": _HEAD_DIM, "tie_word_embeddings": True, "rope_theta": 5e5}

@@ -6,6 +6,7 @@
 | `granitemoe`, `granitemoehybrid` (4.0, dense) | the same, other names; joined gate and up | renamed; cut apart |
 | `phi3` (Phi-3, Phi-4) | joined linears of q, k, v, and of gate and up | cut apart |
 |                       | heads of which a part turns | what turns is put where a Llama has it |
+| `hyperclovax` | Granite's factors, with norms behind what they multiply | multiplied into those norms |
 | `seed_oss` (Seed-OSS) | biases of q, k and v alone | as of a Qwen2 |
 | `ernie4_5` (ERNIE 4.5, dense), `helium` | numbers of a head that turn with the next one | put where a Llama has it |
 | `glm`, `glm4` (GLM-4) | heads of which a part turns, each number with the next | put where a Llama has it |
@@ -65,6 +66,9 @@ _RELATIVES = {
     "ministral": _Relative(config=mistral.ministral_config),
     "cwm": _Relative(config=mistral.cwm_config),
     "ministral3": _Relative(config=mistral.ministral3_config),
+    "hyperclovax": _Relative(config=granite.clova_config, tensors=granite.clova_tensors, names=granite.CLOVA_NAMES),
+    "internlm3": _Relative(config=llamas.internlm3_config),
+    "iquestcoder": _Relative(config=llamas.iquestcoder_config),
     "seed_oss": _Relative(config=llamas.seed_oss_config),
     "ernie4_5": _Relative(config=llamas.ernie_config, tensors=llamas.tensors_in_pairs),
     "helium": _Relative(config=llamas.helium_config, tensors=llamas.tensors_in_pairs),
