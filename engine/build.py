@@ -174,7 +174,7 @@ def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Ste
     if graft and config.groups == "composed" and confidence == graft.default_confidence:
         tokens_per_kv = graft.expected_tokens_per_kv
     return EngineInfo(
-        settles=config.settling is not None,
+        settling="" if config.settling is None else config.settling.told,
         model=resolved.source.name,
         is_plain_base=graft is None,
         max_model_len=config.max_model_len,

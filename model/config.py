@@ -6,7 +6,7 @@ embedder, the micro-step decoder and the stop head).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hamburger.model.rope_scaling import (
@@ -154,6 +154,19 @@ class TrunkConfig:
         if experts is None:
             return 3 * self.intermediate_size
         return experts.number + 3 * experts.per_token * experts.width
+
+    @property
+    def slides_beyond(self) -> int | None:
+        """Tokens of text up to which no layer differs by its window; None where none has one."""
+        if self.sliding_window is None:
+            return None
+        return self.sliding_window if self.local_rope_theta is None else 0  # else they turn otherwise as well
+
+    def for_texts(self, most_tokens: int) -> TrunkConfig:
+        """The same for texts of at most so many tokens: without the windows where these hold them all."""
+        if self.slides_beyond is None or most_tokens > self.slides_beyond:
+            return self
+        return replace(self, sliding_window=None, sliding_layers=())
 
     def rope_of(self, layer: int) -> Rope:
         """How a layer of the trunk turns; those of the micro decoder are turned by the main tables."""

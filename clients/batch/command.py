@@ -47,7 +47,7 @@ _OF_ALL = (401, 403, *FULL)
 @dataclass
 class _Run:
     """What has come of the requests so far. reasons: of those that failed. lost_in_a_row: requests that were given up
-    since the last answer."""
+    since the last answer. has_answered: the server, anything."""
 
     answered: int = 0
     tokens: int = 0
@@ -55,10 +55,7 @@ class _Run:
     reasons: Counter[str] = field(default_factory=Counter)
     fault: RequestError | None = None
     lost_in_a_row: int = 0
-
-    @property
-    def has_answered(self) -> bool:
-        return bool(self.answered or self.reasons)
+    has_answered: bool = False
 
     @property
     def failed(self) -> int:
@@ -135,7 +132,8 @@ def _run(args: argparse.Namespace, err: Console) -> _Run:
         progress = Progress(console=err, transient=True, refresh_per_second=2, disable=not err.is_terminal)
         bar = stack.enter_context(progress).add_task("requests", total=len(models), completed=len(answers.rows))
         began = time.perf_counter()
-        done = asyncio.run(_ask_all(args, missing, number, answers, failures, lambda: progress.advance(bar)))
+        done = _Run(has_answered=None in models)
+        asyncio.run(_ask_all(args, done, missing, number, answers, failures, lambda: progress.advance(bar)))
         done.seconds = time.perf_counter() - began
     _tell(args, errors, done, len(answers.rows))
     if done.fault is not None:
@@ -149,15 +147,15 @@ def _growing(option: str, path: Path) -> GrowingFile[BatchAnswer]:
 
 async def _ask_all(
     args: argparse.Namespace,
+    done: _Run,
     waiting: Iterator[BatchRequest],
     number: int,
     answers: GrowingFile[BatchAnswer],
     failures: GrowingFile[BatchAnswer],
     on_end: Callable[[], object],
-) -> _Run:
+) -> None:
     """Ask the `number` of them, `--concurrency` at once. After a fault nothing new is sent; what is in flight is still
     kept."""
-    done = _Run()
 
     async def worker() -> None:
         async with clients.one() as client:
@@ -178,7 +176,7 @@ async def _ask_all(
                 except RequestError as error:
                     done.fault = RequestError(f"{request.custom_id}: {error}", status=error.status)
                     return
-                done.lost_in_a_row = 0
+                done.lost_in_a_row, done.has_answered = 0, True
                 row = answer_row(request, status, request_id, body)
                 if status >= 400 or body.get("error"):  # gateways tell of errors with a 200, too
                     failures.add(row)
@@ -192,7 +190,6 @@ async def _ask_all(
     with terminated_as_by_ctrl_c():
         async with Clients(client_options(args.url, args.api_key, args.timeout)) as clients:
             await asyncio.gather(*(worker() for _ in range(min(args.concurrency, number))))
-    return done
 
 
 async def _ask(

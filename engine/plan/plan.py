@@ -104,9 +104,11 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
         max_model_len=context,
         max_num_seqs=load.max_num_seqs,
     )
-    if load.settling is not None and shape.slides:
+    if load.settling is not None and shape.slides_beyond is not None and context > shape.slides_beyond:
+        remedy = f", or set max_model_len to {shape.slides_beyond} at most" if shape.slides_beyond else ""
         raise ConfigError(
-            f"settle is on, but layers of {shape.name} see a sliding window of slots, which would move: leave it out."
+            f"settle is on, but layers of {shape.name} see a sliding window of slots, which would move: leave it out"
+            f"{remedy}."
         )
     held, most = _answer_slots(ratio, load)
     slots = load.prompt_tokens + most

@@ -37,8 +37,8 @@ class Shape:
     """What planning needs of a model, or of the part of it that each of num_parts GPUs has, parameters aside, which are
     all. weights_bytes: all that is loaded. max_model_len: None where nothing says it.
 
-    tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known. slides:
-    whether some layers see a sliding window. loras: the bytes of a LoRA adapter of a rank; None as reads.
+    tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known.
+    slides_beyond: as of TrunkConfig. loras: the bytes of a LoRA adapter of a rank; None as reads.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Shape:
     max_group: int | None
     tokens_per_kv: float
     reads: WeightReads | None
-    slides: bool = False
+    slides_beyond: int | None = None
     loras: Callable[[int], int] | None = None
     num_parts: int = 1
 
@@ -89,7 +89,7 @@ def shape_of(
             experts=sum(size for tensor, size in held.tensors.items() if ".experts." in tensor),
             expert_share=1.0 if trunk.experts is None else trunk.experts.per_token / trunk.experts.number,
         ),
-        slides=bool(trunk.sliding_layers),
+        slides_beyond=trunk.slides_beyond,
         loras=partial(lora_bytes, trunk, number_bytes=None if held.is_packed else number_bytes),
     )
 

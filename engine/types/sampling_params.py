@@ -16,7 +16,7 @@ MAX_SEED = 2**63 - 1
 # Lowest and highest value, both allowed; None is not checked.
 RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
-        "n": (1, math.inf),
+        "n": (1, 2**14),
         "min_tokens": (0, math.inf),
         "temperature": (0, 100),
         "top_k": (0, math.inf),
@@ -58,8 +58,8 @@ class SamplingParams:
     max_tokens: most tokens to generate; None means as many as the context leaves, 0 is for prompt_logprobs alone.
     min_tokens: no end token, stop token or stop string ends the answer before this many tokens.
     temperature: 0 is greedy, whatever top_p, top_k and min_p say.
-    top_k: 0 means off. top_p in (0, 1], min_p in [0, 1].
-    seed: in [0, 2**63); None draws a fresh one for each request. Noise is keyed by (seed, output token index).
+    top_k: 0 means off, as -1 does. top_p in (0, 1], min_p in [0, 1].
+    seed: in [0, 2**63); None, or -1, draws a fresh one for each request. Noise is keyed by (seed, output token index).
     presence_penalty, frequency_penalty: in [-2, 2], over generated tokens, as OpenAI defines them.
     repetition_penalty: in [0.001, 1000], over prompt and generated tokens (CTRL, arXiv 1909.05858).
     logit_bias: token id -> value in [-100, 100] added to its logit.
@@ -114,6 +114,9 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         object.__setattr__(self, "stop", _all("stop", stop, str, "a string or a list of strings"))
         self._check_types()
+        for name, off in (("top_k", 0), ("seed", None)):  # as vLLM has it
+            if getattr(self, name) == -1:
+                object.__setattr__(self, name, off)
         if self.max_tokens is not None:
             least = 1 if self.prompt_logprobs is None else 0
             _in_range("max_tokens", self.max_tokens, least, math.inf, ", or left out for all that fits")

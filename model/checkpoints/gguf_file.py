@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.tensor_shapes import tensor_shapes
 
 # What llama.cpp calls an architecture -> transformers' model_type.
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "gemma3": "gemma3_text",
+}
+_OF_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 class GgufReader(gguf.GGUFReader):
@@ -38,10 +46,17 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
         raise CheckpointError(f"{path} is not a whole GGUF file: {error}") from error
 
 
+def of_each_expert(name: str, number: int) -> list[str]:
+    """Canonical names of single experts, of what canonical_names has for all of them."""
+    return [name.replace(".experts.", f".experts.{n}.") for n in range(number)]
+
+
 def canonical_names(trunk: TrunkConfig) -> dict[str, str]:
-    """The file's name of each canonical tensor -> that."""
+    """The file's name of each canonical tensor -> that; of all experts of a layer, which are one tensor there, without
+    their number."""
     architecture = next(theirs for theirs, ours in ARCHITECTURES.items() if ours == trunk.architecture)
     of_library = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(of_library, trunk.num_layers)
-    found = ((names.get_name(name, (".weight", ".bias")), name) for name in tensor_shapes(ModelConfig(trunk=trunk)))
+    ours = {_OF_ONE_EXPERT.sub(".experts.", name): None for name in tensor_shapes(ModelConfig(trunk=trunk))}
+    found = ((names.get_name(name, (".weight", ".bias")), name) for name in ours)
     return {theirs: name for theirs, name in found if theirs is not None}

@@ -31,4 +31,5 @@ class SeatedRouter(ConsistentHashRouter):  # type: ignore[misc]  # ray is Any wh
     def _has_seat(self, replica: Any) -> bool:
         # What this router has sent, or heard last; unknown after seconds without either.
         num_requests = self.replica_queue_len_cache.get(replica.replica_id)
-        return num_requests is None or num_requests < replica.max_ongoing_requests - self._reserved
+        # A Serve configuration may set a limit of its own, which leaves nothing to reserve.
+        return num_requests is None or num_requests < max(1, replica.max_ongoing_requests - self._reserved)

@@ -118,7 +118,12 @@ def _check_found(settings: ServeSettings) -> None:
 def _check_gpus(options: ScaleOptions, settings: ServeSettings) -> None:
     """An engine uses one GPU, or part of one, or one for each of its ranks."""
     given = options.gpus if options.bundles is None else options.bundles[0].get("GPU", 0)
-    size = settings.engine_args().tensor_parallel_size
+    args = settings.engine_args()
+    size = args.tensor_parallel_size
+    if 0 < given < 1 and args.kv_cache_memory is None:
+        raise SettingsError(
+            f"a replica reserves {given:g} of a GPU, but its KV pool takes a share of the whole: set kv_cache_memory."
+        )
     if given > 1 and given != size:
         raise SettingsError(
             f"a replica reserves {given:g} GPUs, but tensor_parallel_size is {size}: make them equal, or use replicas."

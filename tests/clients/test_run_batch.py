@@ -354,14 +354,21 @@ def test_a_server_that_answers_nobody_any_more_ends_the_run(
     assert [row["custom_id"] for row in rows_of(tmp_path / "out.errors.jsonl")] == ["1", "2"]
 
 
-def test_a_server_that_starts_again_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in flight breaks off, and until it listens again nobody can connect."""
-    asked, out = write(tmp_path / "in.jsonl", [line(str(i), str(i)) for i in range(3)]), tmp_path / "out.jsonl"
+@pytest.mark.parametrize("first_lost", ["1", "0"])
+def test_a_server_that_starts_again_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_lost: str
+) -> None:
+    """What is in flight breaks off, and until it listens again nobody can connect. It is known from its answers, also
+    from that to which model it serves."""
+    rows = [line(str(i), str(i)) for i in range(3)]
+    if first_lost == "0":
+        del rows[2]["body"]["model"]
+    asked, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     pauses: list[int] = []
     stopping = threading.Event()
 
     def ending(body: dict[str, Any]) -> Reply:
-        if body["messages"][0]["content"] != "1":
+        if body["messages"][0]["content"] != first_lost:
             return echoed(body)
         stopping.set()
         return Reply(hang=True)

@@ -21,6 +21,7 @@ from fakes import EOS, VOCAB_SIZE, ByteTokenizer
 from hamburger.engine.grammar.processes import MOST_SLOW, GrammarFault, GrammarProcesses, _Lane
 from hamburger.engine.grammar.source import GrammarSource
 from hamburger.engine.types.errors import InvalidRequest, QueueFull, QueueTimeout
+from processes import gone
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
@@ -42,6 +43,12 @@ async def processes(**limits: Any) -> AsyncIterator[GrammarProcesses]:
 
 def running() -> list[int]:
     return children(os.getpid(), "hamburger.engine.grammar.worker")
+
+
+async def ended(pids: list[int]) -> None:
+    """Wait until nothing of them is left but that they are to be waited for: their files are closed then, too."""
+    for pid in pids:
+        await gone(pid)
 
 
 async def until_running(number: int) -> None:
@@ -99,7 +106,7 @@ async def test_what_cannot_be_used_is_said(source: GrammarSource, named: str) ->
 
 
 async def test_slow_ones_are_refused_and_quick_ones_do_not_wait_for_them() -> None:
-    async with processes(quick_seconds=0.3, slow_seconds=1.0) as tried:
+    async with processes(quick_seconds=0.3, slow_seconds=1.0, patience=600) as tried:
         await tried.write(GrammarSource("json", PERSON))
         slow = [asyncio.create_task(tried.write(bomb(i))) for i in range(3)]
         await asyncio.sleep(0)
@@ -112,7 +119,7 @@ async def test_slow_ones_are_refused_and_quick_ones_do_not_wait_for_them() -> No
 
 
 async def test_too_many_slow_ones_are_refused_and_the_others_wait_on() -> None:
-    async with processes(quick_seconds=0.1, slow_seconds=60) as tried:
+    async with processes(quick_seconds=0.1, slow_seconds=60, patience=600) as tried:
         slow = {asyncio.create_task(tried.write(bomb(20 * i))) for i in range(MOST_SLOW + 3)}
         waiting = set(slow)
         while not (refused := {task for task in slow - waiting if isinstance(task.exception(), QueueFull)}):
@@ -135,6 +142,7 @@ async def test_who_waits_too_long_is_told_so_and_its_process_is_free() -> None:
             with pytest.raises(QueueTimeout, match="not compiled within 2 s"):
                 await task
         await until_running(0)
+        tried._patience = 60.0  # it has to be started again
         assert await tried.write(GrammarSource("regex", "[a-c]{2,5}"))
 
 
@@ -231,10 +239,10 @@ async def test_a_process_that_somebody_ends_is_a_fault_and_the_next_one_is_anoth
 async def test_one_that_ended_while_idle_is_started_again() -> None:
     async with processes() as tried:
         await tried.write(GrammarSource("json", PERSON))
-        for pid in running():
+        pids = running()
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        await until_running(0)
-        await asyncio.sleep(0.1)  # its files are closed after its memory is gone
+        await ended(pids)
         assert await tried.write(GrammarSource("json", None))
 
 

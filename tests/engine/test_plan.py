@@ -218,5 +218,10 @@ def test_what_slides_does_not_settle() -> None:
     trunk = replace(PRESETS["llama-3.2-1b"], architecture="mistral", sliding_window=64, sliding_layers=(0,))
     shape = shape_of("m", ModelConfig(trunk=trunk), "float32")
     assert plan(shape, kv_cache_memory=2**30, max_model_len=4096).concurrent_requests > 0
-    with pytest.raises(ConfigError, match="settle is on, but layers of m see a sliding window"):
-        plan(shape, kv_cache_memory=2**30, max_model_len=4096, settling=Settling(192, 1 / 8))
+    settling = Settling(192, 1 / 8)
+    with pytest.raises(
+        ConfigError, match=r"settle is on, but layers of m see a sliding .* max_model_len to 64 at most"
+    ):
+        plan(shape, kv_cache_memory=2**30, max_model_len=4096, settling=settling)
+    short = {"max_model_len": 64, "prompt_tokens": 32, "output_tokens": 32}  # in which the window holds all
+    assert plan(shape, kv_cache_memory=2**30, **short, settling=settling).concurrent_requests > 0

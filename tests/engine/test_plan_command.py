@@ -83,6 +83,7 @@ def test_the_costs_are_those_of_the_published_model() -> None:
         (["builtin", *POOL, "--quantization", "int8", "--dtype", "float16", "--device", "cpu"], "no kernels for with"),
         (["builtin", *POOL, "--max-lora-rank", "0"], "--max-lora-rank: '0' is not a whole number from 1 up"),
         (["builtin", "--kv-cache-memory", "1MiB"], "max_model_len is 8192 tokens, whose KV takes 180 MiB"),
+        (["builtin", "--kv-cache-memory", "9MiB"], "lower max_model_len to 384 or less, or raise kv_cache_memory"),
         (["builtin", *POOL, "--block-size", "10000000"], "block_size is 10000000 slots, whose KV takes"),
         (["builtin", *POOL, "--settle", "maybe"], "--settle: 'maybe' is neither true nor false"),
         (["builtin", *POOL, "--max-model-len", "9000"], "max_model_len is 9000, but the model was made for 8192"),
@@ -118,6 +119,12 @@ def test_a_request_of_which_nothing_is_said_fits_a_short_context(
     options = [] if context is None else ["--max-model-len", str(context)]
     found = command(capsys, "builtin", *POOL, *options)
     assert (found["prompt_tokens"], found["output_tokens"]) == (prompt, output)
+
+
+def test_the_length_that_it_names_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    pool = ["builtin", "--kv-cache-memory", "9MiB", "--prompt-tokens", "9", "--output-tokens", "9", "--max-model-len"]
+    assert command(capsys, *pool, "384")["pool_slots"] == 384
+    assert "lower max_model_len to 384 or less" in refused(capsys, *pool, "385")
 
 
 def test_parameters_alone_say_no_speed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,7 +182,7 @@ async def test_draining_ends_what_is_left() -> None:
     async with engine_of(host_of("slow")) as engine:
         [stream] = engine.submit(endless(1))
         await anext(aiter(stream))
-        [other] = engine.submit([GenerationRequest("other", [1], SamplingParams(max_tokens=3, seed=0))])
+        [other] = engine.submit([GenerationRequest("other", [1], LONG)])  # a short one may end before it hears of it
         await engine.shutdown(0)
         with pytest.raises(EngineDraining):
             await collect(other)

@@ -25,7 +25,7 @@ def llm() -> LLM:
     ("field", "value", "message"),
     [
         ("n", None, "n is None: it must be a whole number."),
-        ("n", 0, "n is 0: it must be at least 1."),
+        ("n", 0, "n is 0: it must be in [1, 16384]."),
         ("max_tokens", "5", "max_tokens is '5': it must be a whole number."),
         ("max_tokens", 5.5, "max_tokens is 5.5: it must be a whole number."),
         ("logprobs", True, "logprobs is True: it must be a whole number."),
@@ -59,6 +59,12 @@ def test_a_field_of_another_type_is_named(field: str, value: object, message: st
 def test_lists_and_iterators_become_tuples() -> None:
     params = SamplingParams(stop_token_ids=iter([1, 2]), bad_words=[np.array([3]), [4, 5]], prediction_ids=range(2))  # type: ignore[arg-type]
     assert (params.stop_token_ids, params.bad_words, params.prediction_ids) == ((1, 2), ((3,), (4, 5)), (0, 1))
+
+
+def test_minus_one_is_off_as_in_vllm() -> None:
+    assert SamplingParams(top_k=-1, seed=-1) == SamplingParams(top_k=0, seed=None)
+    with pytest.raises(InvalidRequest, match="top_k is -2"):
+        SamplingParams(top_k=-2)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

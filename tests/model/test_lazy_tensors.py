@@ -52,7 +52,7 @@ def test_what_is_not_asked_for_is_not_made() -> None:
     assert made == ["c"]
 
 
-@pytest.mark.parametrize("kind", ["granite", "phi3", "gemma3_text", "gemma3", "mixtral"])
+@pytest.mark.parametrize("kind", ["granite", "phi3", "ernie4_5", "helium", "gemma3_text", "gemma3", "mixtral"])
 def test_models_in_other_words_are_made_no_earlier(kind: str) -> None:
     """Their names, cuts and factors concern tensors that are not there yet."""
     trunk = trunk_config(**(MIXTRAL if kind == "mixtral" else GEMMA3 if "gemma" in kind else {}))

@@ -243,7 +243,7 @@ async def test_a_rolling_update_fails_no_request_and_its_limits_hold(cluster: Cl
 async def test_replicas_follow_the_load(cluster: Cluster) -> None:
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 5, "metrics_interval_s": 0.5, "look_back_period_s": 2}
     limits = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2}
-    engine = {"name": "engine", "autoscaling_config": limits | quick}
+    engine = {"name": "engine", "autoscaling_config": limits | quick, "max_ongoing_requests": 8}  # all are reserved
     await asyncio.to_thread(cluster.deploy, engine, replicas=1, max_replicas=2, api_key="secret")
     await asyncio.to_thread(cluster.wait_for_replicas, 1)
     async with client_of(cluster) as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import Any, cast
 
 import httpx
@@ -35,18 +36,27 @@ def scripts(**options: Any) -> ByChoice:
 
 
 async def read_step_by_step(gate: StepGate, url: str, body: dict[str, Any]) -> str:
-    """The answer's text, from an engine so slow that the server waits for its steps."""
+    """The answer's text, from an engine that takes its next step when what came of the last one has arrived: the server
+    waits for it."""
+    chunks, arrived = list[bytes](), asyncio.Event()
 
-    async def step() -> None:
-        while True:
+    async def read() -> None:
+        async with httpx.AsyncClient(timeout=None) as client, client.stream("POST", url, json=body) as answer:
+            async for chunk in answer.aiter_raw():
+                chunks.append(chunk)
+                arrived.set()
+
+    async with asyncio.timeout(60):
+        reading = asyncio.create_task(read())
+        reading.add_done_callback(lambda task: arrived.set())
+        while not reading.done():
             gate.step()
-            await asyncio.sleep(0.02)
-
-    stepping = asyncio.create_task(step())
-    async with httpx.AsyncClient() as client, asyncio.timeout(20):
-        answer = await client.post(url, json=body)
-    stepping.cancel()
-    return answer.text
+            with suppress(TimeoutError):  # not every step makes an event
+                async with asyncio.timeout(0.5):
+                    await arrived.wait()
+            arrived.clear()
+        await reading
+    return b"".join(chunks).decode()
 
 
 @pytest.fixture

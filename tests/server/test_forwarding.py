@@ -298,6 +298,8 @@ async def test_without_a_key_nothing_reaches_a_replica(method: str, path: str) -
             refused = await client.request(method, path, content=b"{", headers={"Authorization": "Bearer other"})
             assert (refused.status_code, error_of(refused)["code"]) == (401, "invalid_api_key")
             assert refused.headers["www-authenticate"] == "Bearer"
+            named = await client.post("/v1/messages", headers={"X-Request-Id": "mine"})
+            assert (named.status_code, named.json()["request_id"], named.headers["request-id"]) == (401, "mine", "mine")
             assert listed.keys == []
             answered = await client.get("/v1/models", headers={"Authorization": "Bearer secret"})
             assert (answered.status_code, len(listed.keys)) == (200, 1)

@@ -81,6 +81,7 @@ def test_the_environment_says_how_long_answers_may_go_on(monkeypatch: pytest.Mon
         ({"bundles": [{"GPU": 2}]}, "reserves 2 GPUs, but tensor_parallel_size is 1"),
         ({"gpus": 1, "tensor_parallel_size": 2}, "tensor_parallel_size is 2, but a replica reserves 1 GPUs"),
         ({"gpus": 4, "tensor_parallel_size": 2}, "reserves 4 GPUs, but tensor_parallel_size is 2"),
+        ({"gpus": 0.5, "replicas": 2}, "reserves 0.5 of a GPU, but its KV pool .* set kv_cache_memory"),
         ({"bundles": [{"CPU": 1}], "cpus": 2}, "the first bundle says"),
         ({"gpus": -1}, "gpus is -1: "),
     ],
