@@ -138,7 +138,7 @@ def _execution(resolved: Resolved, args: EngineArgs) -> Execution:
     )
 
 
-def rank_pool_bytes(args: EngineArgs, device: torch.device, kept_free: int = 0) -> int:
+def rank_pool_bytes(args: EngineArgs, device: torch.device, kept_free: int) -> int:
     """Bytes that a rank has for its part of the KV pool. kept_free: what steps and adapters will need (memory.py)."""
     size = args.tensor_parallel_size
     asked = None if args.kv_cache_memory is None else args.kv_cache_memory // size

@@ -113,7 +113,7 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         _check_ranges(self)
-        _at_least("num_engines", self.num_engines, 1)
+        _at_least_one("num_engines", self.num_engines)
         _check_step_size(self)
         for name in () if self.settle else sorted(SETTLE_SETTINGS):
             if getattr(self, name) is not None:
@@ -219,7 +219,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_ranges(self)
-        _at_least("max_group", self.max_group, 1)
+        _at_least_one("max_group", self.max_group)
         _check_step_size(self)
         if self.total_slots < self.max_model_len:
             raise ConfigError(
@@ -248,6 +248,6 @@ def _check_step_size(config: EngineArgs | EngineConfig) -> None:
         )
 
 
-def _at_least(name: str, value: float, low: int) -> None:
-    if not value >= low:
-        raise ConfigError(f"{name} is {value}: it must be at least {low}.")
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} is {value}: it must be at least 1.")

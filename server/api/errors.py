@@ -115,7 +115,7 @@ def route_path(scope: Mapping[str, Any]) -> str:
 
 
 def add_error_handlers(
-    app: FastAPI, on_failure: Callable[[Scope, ApiError], None], shapes: Mapping[str, Shape] | None = None
+    app: FastAPI, on_failure: Callable[[Scope, ApiError], None], shapes: Mapping[str, Shape]
 ) -> None:
     """Answer every exception in the one shape; `on_failure(scope, error)` counts each.
 
@@ -126,7 +126,7 @@ def add_error_handlers(
         on_failure(scope, error)
         entry_of(scope).failed(error)
         path = route_path(scope)
-        shape = next((of for start, of in (shapes or {}).items() if path.startswith(start)), None)
+        shape = next((of for start, of in shapes.items() if path.startswith(start)), None)
         body = error_body(error) if shape is None else shape(error, entry_of(scope).request_id)
         return JSONResponse(body, status_code=error.status, headers=error.headers)
 

@@ -45,7 +45,7 @@ class ServedModel:
         self,
         name: str,
         info: EngineInfo,
-        text_settings: str = "",
+        text_settings: str,
         of: str | None = None,
         adapter: LoraAdapter | None = None,
         aliases: Sequence[str] = (),

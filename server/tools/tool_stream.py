@@ -21,7 +21,7 @@ class ToolStream:
     """
 
     def __init__(
-        self, parser: Parser, family: Family, *, parallel: bool, is_named: bool, end_texts: Sequence[str] = ()
+        self, parser: Parser, family: Family, *, parallel: bool, is_named: bool, end_texts: Sequence[str]
     ) -> None:
         self._parser, self._family = parser, family
         self._parallel, self._is_named = parallel, is_named
