@@ -143,9 +143,9 @@ class LLM:
 
         def encode(_: int, prompt: Prompt) -> tuple[list[int], str | None]:
             said = text_or_ids(prompt)
-            return (
-                (self.tokenizer.encode(said, add_special_tokens=True), said) if isinstance(said, str) else (said, None)
-            )
+            if isinstance(said, str):
+                return self.tokenizer.encode(said, add_special_tokens=True), said
+            return said, None
 
         encoded = [*each(encode, listed_prompts(prompts))]
         return self._generate(encoded, sampling_params, progress, lora, priority, goes_on=True)
