@@ -17,8 +17,8 @@ class GenerationResult:
     text ends before the stop string, token_ids with the token that completed it. stop_reason: the stop string or stop
     token id that ended the answer, else None. kv_slots: slots of the answer, one a group where groups are composed,
     else one a token. macro_steps: groups emitted. drafts: of verified groups. prompt_logprobs: one entry a prompt
-    token, None for the first, which nothing predicts. others: where SamplingParams.n asked for several answers, all
-    but this one, the first; they have no others.
+    token, None for the first, which nothing predicts. prompt: its text, of a chat as the template wrote it; None where
+    it was given as token ids. others: where SamplingParams.n asked for several answers, all but this one, the first.
     """
 
     prompt_ids: list[int]
@@ -33,7 +33,13 @@ class GenerationResult:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     macro_steps: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    prompt: str | None = None
     others: tuple[GenerationResult, ...] = ()
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """prompt_ids, as vLLM calls them."""
+        return self.prompt_ids
 
     @property
     def outputs(self) -> list[GenerationResult]:

@@ -141,12 +141,14 @@ class LLM:
         leaves, is told when it is come to. After an error or Ctrl-C the next call starts afresh.
         """
 
-        def encode(_: int, prompt: Prompt) -> list[int]:
+        def encode(_: int, prompt: Prompt) -> tuple[list[int], str | None]:
             said = text_or_ids(prompt)
-            return self.tokenizer.encode(said, add_special_tokens=True) if isinstance(said, str) else said
+            if isinstance(said, str):
+                return self.tokenizer.encode(said, add_special_tokens=True), said
+            return said, None
 
-        ids = [*each(encode, listed_prompts(prompts))]
-        return self._generate(ids, sampling_params, progress, lora, priority, goes_on=True)
+        encoded = [*each(encode, listed_prompts(prompts))]
+        return self._generate(encoded, sampling_params, progress, lora, priority, goes_on=True)
 
     def chat(
         self,
@@ -166,12 +168,13 @@ class LLM:
         for name in _NO_VARIABLES.keys() & template_kwargs:
             raise TypeError(f"LLM.chat() got an unexpected keyword argument {name!r}: {_NO_VARIABLES[name]}")
 
-        def encode(_: int, chat: Sequence[Message]) -> list[int]:
-            return self.tokenizer.encode(self.tokenizer.apply_chat_template(chat_turns(chat), **template_kwargs))
+        def encode(_: int, chat: Sequence[Message]) -> tuple[list[int], str | None]:
+            text = self.tokenizer.apply_chat_template(chat_turns(chat), **template_kwargs)
+            return self.tokenizer.encode(text), text
 
-        ids = [*each(encode, listed_chats(messages))]
+        encoded = [*each(encode, listed_chats(messages))]
         goes_on = bool(template_kwargs.get("continue_final_message"))
-        return self._generate(ids, sampling_params, progress, lora, priority, goes_on=goes_on)
+        return self._generate(encoded, sampling_params, progress, lora, priority, goes_on=goes_on)
 
     def load_lora(self, name: str, path: str | Path) -> None:
         """Load the LoRA adapter in a folder that PEFT wrote, for `lora=name`; there is room for `max_loras`. Raises
@@ -215,7 +218,7 @@ class LLM:
 
     def _generate(
         self,
-        prompts: Sequence[Sequence[int]],
+        encoded: Sequence[tuple[list[int], str | None]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
         lora: str | None,
@@ -223,20 +226,21 @@ class LLM:
         *,
         goes_on: bool,
     ) -> list[GenerationResult]:
+        """encoded: the token ids of each prompt, and its text where there is one."""
         sampling_params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        params = params_of_each(sampling_params, len(prompts))
-        priorities = priority_of_each(priority, len(prompts))
+        params = params_of_each(sampling_params, len(encoded))
+        priorities = priority_of_each(priority, len(encoded))
         number = 0 if lora is None else self._lora_number(lora)
-        resolved = [*each(self._resolve, zip(prompts, params, strict=True))]
+        resolved = [*each(self._resolve, zip((ids for ids, _ in encoded), params, strict=True))]
         # Seats are taken in this order, and where memory ends the last ones give theirs up.
-        first = sorted(range(len(prompts)), key=lambda i: priorities[i])
+        first = sorted(range(len(encoded)), key=lambda i: priorities[i])
         requests = [replace(request, lora=number, priority=priorities[i]) for i in first for request in resolved[i]]
         from hamburger.engine.progress_bar import progress_of_answers  # only this shows something
 
         bar = progress_of_answers(len(requests), visible=progress)
         with bar as show, closing(self._run(requests, show, goes_on=goes_on)) as finished:
             results = dict(whole_results(finished))
-        return [results[i] for i in range(len(prompts))]
+        return [replace(results[i], prompt=text) for i, (_, text) in enumerate(encoded)]
 
     def _resolve(self, number: int, request: tuple[Sequence[int], SamplingParams]) -> list[SubmitRequest]:
         """One for each answer to prompt `number`, the first of that id; it scores the prompt for all."""

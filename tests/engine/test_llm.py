@@ -117,6 +117,7 @@ def test_chat_applies_the_template() -> None:
     hello, bye = [{"role": "user", "content": "hello"}], [{"role": "user", "content": "bye"}]
     [one] = llm.chat(hello, progress=False)
     assert (bytes(one.prompt_ids), one.text) == (b"user: hello\nassistant: ", "a")
+    assert one.prompt == "user: hello\nassistant: "
     several = llm.chat([hello, bye], progress=False, add_generation_prompt=False)
     assert [bytes(result.prompt_ids) for result in several] == [b"user: hello\n", b"user: bye\n"]
 
@@ -129,13 +130,21 @@ def test_arguments_of_vllm_are_no_variables_of_a_template_that_ignores_them(name
 
 
 @pytest.mark.parametrize(
-    "prompt", ["ab", [BOS, 97, 98], {"prompt": "ab"}, {"prompt_token_ids": [BOS, 97, 98], "prompt": None}]
+    ("prompt", "text"),
+    [
+        ("ab", "ab"),
+        ([BOS, 97, 98], None),
+        ({"prompt": "ab"}, "ab"),
+        ({"prompt_token_ids": [BOS, 97, 98], "prompt": None}, None),
+    ],
 )
-def test_a_prompt_is_a_text_or_ids_alone_in_a_list_or_named_as_in_vllm(prompt: Any) -> None:
+def test_a_prompt_is_a_text_or_ids_alone_in_a_list_or_named_as_in_vllm(prompt: Any, text: str | None) -> None:
     llm = make_llm(ScriptedRunner({"0": [[99], [EOS]]}))
     for given in (prompt, [prompt], [prompt, [1]]):
         results = llm.generate(given, SamplingParams(max_tokens=1), progress=False)
         assert (results[0].prompt_ids, results[0].text) == ([BOS, 97, 98], "c")
+        assert results[0].prompt_token_ids == results[0].prompt_ids
+        assert results[0].prompt == text
     [first, _] = llm.generate(np.array([[1, 2], [3, 4]]), SamplingParams(max_tokens=1), progress=False)  # type: ignore[arg-type]
     assert first.prompt_ids == [1, 2]
 
