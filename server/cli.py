@@ -234,7 +234,11 @@ def _run(command: _Command, args: argparse.Namespace) -> int:
 
     try:
         code: int = _load(command.run)(args)
+        sys.stdout.flush()
         return code
+    except BrokenPipeError:  # who reads the output, such as `head`, has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+        return 0
     except ModuleNotFoundError as error:
         if command.extra is None or (error.name or "").startswith("hamburger"):
             raise

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -179,6 +182,17 @@ def test_without_fewer_slots_there_is_nothing_to_compare(capsys: pytest.CaptureF
     assert "one token a slot" not in text
     assert " x" not in text
     assert "They count one token a pass: accepted drafts add to it." in text
+
+
+@pytest.mark.parametrize("buffering", ["", "1"])
+def test_who_reads_it_may_have_enough(buffering: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-c", "import sys; from hamburger.server.cli import main; sys.exit(main())", "plan"]
+    env = {**os.environ, "PYTHONUNBUFFERED": buffering}
+    told = subprocess.run([*words, *POOL], stdout=writing, stderr=subprocess.PIPE, env=env, check=False)
+    os.close(writing)
+    assert (told.returncode, told.stderr) == (0, b"")
 
 
 def test_verified_groups_take_a_slot_a_token() -> None:
