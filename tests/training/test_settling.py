@@ -272,6 +272,13 @@ def test_texts_that_the_model_cannot_read_are_named(
         evaluation.run(arguments(folder, tmp_path / "out", "--answers", str(tmp_path / "answers.jsonl")))
 
 
+def test_answers_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    row = {"id": "a", "messages": [{"role": "user", "content": "Hi"}], "response": "Hello", "prompt_ids": [5]}
+    (tmp_path / "answers.jsonl").write_text(json.dumps(row | {"token_ids": [7] * 150}) + "\n")
+    with pytest.raises(TrainingError, match=r"line 1: token_ids are not those of .* name the model that wrote"):
+        evaluation.run(arguments(folder, tmp_path / "out", "--answers", str(tmp_path / "answers.jsonl")))
+
+
 def test_texts_beyond_a_sliding_window_are_refused() -> None:
     """They would be read as if there were none."""
     trunk = trunk_config(architecture="mistral", sliding_window=200, sliding_layers=(0, 1))
