@@ -309,6 +309,10 @@ def test_answers_to_one_prompt_are_fitted_to_or_held_out_together(folder: Path) 
 def test_mistakes_are_named(folder: Path) -> None:
     with pytest.raises(TrainingError, match="fewer than two prompts have answers as long as --min-tokens 400"):
         fitting.run(arguments(folder, "--min-tokens", "400"))
+    answers = (folder.parent / "answers.jsonl").read_text()
+    (folder.parent / "answers.jsonl").write_text(answers.replace('"response": ""', '"response": "Hi"'))
+    with pytest.raises(TrainingError, match=r"line 1: token_ids are not those of .* name the model that wrote"):
+        fitting.run(arguments(folder))
     rows = (folder.parent / "answers.jsonl").read_text().replace('"token_ids"', '"ids"')
     (folder.parent / "answers.jsonl").write_text(rows)
     with pytest.raises(TrainingError, match="it needs token_ids and prompt_ids"):

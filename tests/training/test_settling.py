@@ -24,7 +24,7 @@ from hamburger.model.slot_choice import SlotChoice
 from hamburger.training.cli.settle import add_eval_settle_arguments
 from hamburger.training.errors import TrainingError
 from hamburger.training.settling.choice import BY_HEAD, EQUAL, KEYS, PROBE, SCORE_NAMES, Chooser, Policy
-from hamburger.training.settling.observed import Observed, middle_layers, observe, settled_states
+from hamburger.training.settling.observed import Observed, check_text, middle_layers, observe, settled_states
 from small_models import CPU, plain_model, random_tensors, trunk_config
 
 SETTLING = Settling(window=20, keep=1 / 4, growth=1 / 4, chunk=16, apart=8)
@@ -270,6 +270,24 @@ def test_texts_that_the_model_cannot_read_are_named(
     (tmp_path / "answers.jsonl").write_text(json.dumps(row | {"token_ids": ids}) + "\n")
     with pytest.raises(TrainingError, match=message):
         evaluation.run(arguments(folder, tmp_path / "out", "--answers", str(tmp_path / "answers.jsonl")))
+
+
+def test_answers_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    row = {"id": "a", "messages": [{"role": "user", "content": "Hi"}], "response": "Hello", "prompt_ids": [5]}
+    (tmp_path / "answers.jsonl").write_text(json.dumps(row | {"token_ids": [7] * 150}) + "\n")
+    with pytest.raises(TrainingError, match=r"line 1: token_ids are not those of .* name the model that wrote"):
+        evaluation.run(arguments(folder, tmp_path / "out", "--answers", str(tmp_path / "answers.jsonl")))
+
+
+def test_texts_beyond_a_sliding_window_are_refused() -> None:
+    """They would be read as if there were none."""
+    trunk = trunk_config(architecture="mistral", sliding_window=200, sliding_layers=(0, 1))
+    check_text(trunk, "line 1", [5] * 100, [7] * 100)
+    with pytest.raises(TrainingError, match=r"line 1: .* only where prompt and answer have 200 tokens at most"):
+        check_text(trunk, "line 1", [5] * 101, [7] * 100)
+    turned = replace(trunk, architecture="gemma3_text", local_rope_theta=10_000.0)
+    with pytest.raises(TrainingError, match="settle never: there is nothing to fit or to measure"):
+        check_text(turned, "line 1", [5], [7])
 
 
 def test_mistakes_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

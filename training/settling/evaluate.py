@@ -26,7 +26,7 @@ from hamburger.model.device.devices import choose_device, choose_dtype
 from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.slot_choice import SlotChoice
-from hamburger.training.corpus.answers import read_answers
+from hamburger.training.corpus.answers import check_written_with, read_answers
 from hamburger.training.corpus.jsonl import GrowingFile, check_own, read_rows, text_of
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.fingerprint import fingerprint
@@ -58,10 +58,12 @@ def run(args: argparse.Namespace) -> int:
     source = resolve_source(args.model, args.base)
     # Whoever is named twice counts once: intervals are of so many texts.
     policies = list(dict.fromkeys(_policies(args, source)))
-    books = _books(args, Tokenizer.load(source.tokenizer_path))
+    tokenizer = Tokenizer.load(source.tokenizer_path)
+    books = _books(args, tokenizer)
     texts = list({text.key: text for text in (*_answers(args), *books)}.values())
     if not texts:
         raise TrainingError("no answer is as long as --min-tokens, and there are no texts: give more --answers.")
+    check_written_with(tokenizer, args.answers)
     longest = max(len(text.answer_ids) for text in texts)
     without = {policy.name: why for policy in policies if (why := _why_none_settles(policy.settling, longest))}
     if len(without) == len(policies):

@@ -19,6 +19,7 @@ from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.settle_probe import SettleProbe, equal_shares, read_probe, save_probe
 from hamburger.model.checkpoints.settle_settings import SETTINGS
@@ -27,7 +28,7 @@ from hamburger.model.modules.hamburger import HamburgerModel
 from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.settled_places import SettledPlaces
 from hamburger.model.slot_choice import SlotChoice
-from hamburger.training.corpus.answers import read_answers
+from hamburger.training.corpus.answers import check_written_with, read_answers
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.loading import load_model
 from hamburger.training.progress import token_bar
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
             f"fewer than two prompts have answers as long as --min-tokens {args.min_tokens}: give more --answers."
         )
     source = resolve_source(args.model, args.base)
+    check_written_with(Tokenizer.load(source.tokenizer_path), args.answers)
     model = load_model(source, device=args.device, dtype=args.dtype, on_progress=tell)
     trunk = model.config.trunk
     for text in texts:

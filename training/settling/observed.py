@@ -60,7 +60,8 @@ def is_measured(settling: Settling, length: int) -> bool:
 
 
 def check_text(trunk: TrunkConfig, place: str, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
-    """Raises TrainingError, which names the place, for a text that a model with this trunk cannot read."""
+    """Raises TrainingError, which names the place, for a text that a model with this trunk cannot read, or of which
+    it would let nothing settle."""
     if not prompt_ids:
         raise TrainingError(f"{place}: prompt_ids are empty, so nothing gives the first token: remove the row.")
     length, longest = len(prompt_ids) + len(answer_ids), trunk.fixed_context_tokens
@@ -68,6 +69,12 @@ def check_text(trunk: TrunkConfig, place: str, prompt_ids: Sequence[int], answer
         raise TrainingError(
             f"{place} has {len(prompt_ids)} prompt tokens and {len(answer_ids)} of the text, more than the model's "
             f"context of {longest}: lower --max-tokens, or remove it."
+        )
+    if (beyond := trunk.slides_beyond) is not None and length > beyond:
+        when = f"only where prompt and answer have {beyond} tokens at most: lower --max-tokens, or remove it"
+        raise TrainingError(
+            f"{place}: the model's layers see a sliding window, so its answers settle "
+            f"{when if beyond else 'never: there is nothing to fit or to measure'}."
         )
     if (highest := max((*prompt_ids, *answer_ids))) >= trunk.vocab_size:
         raise TrainingError(
