@@ -109,11 +109,12 @@ def context_free_grammar(text: str) -> str:
     """
     _check_size("grammar", len(text), "structured_outputs")
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    from hamburger.engine.grammar.gbnf import lark_of  # loads the library
 
     is_gbnf = "::=" in _LITERAL.sub("", text)
     try:
-        lark = gbnf_to_lark(_NUMBERED.sub(_by_itself, _START.sub(_other_start, text))) if is_gbnf else text
+        lark = lark_of(_NUMBERED.sub(_by_itself, _START.sub(_other_start, text))) if is_gbnf else text
     except MemoryError:
         raise  # it is not the grammar's form
     except Exception as error:  # llguidance's converter raises bare Exception, and RecursionError for deep ones
