@@ -226,11 +226,12 @@ HEADS = {
 
 
 def page(files: Sequence[Path]) -> str:
-    """docs/results/drafts.md, from what earlier calls wrote."""
+    """docs/results/drafts.md, from what earlier calls wrote, newest first."""
     parts = ["# Drafts of verified groups\n\nOne answer at" + (__doc__ or "").partition("One answer at")[2].rstrip()]
-    for file in files:
-        found = json.loads(file.read_text())
-        model = found["model"][0].upper() + found["model"][1:]
+    runs = [(json.loads(file.read_text()), file) for file in files]
+    for found, file in sorted(runs, key=lambda run: (run[0]["date"], run[1].name), reverse=True):
+        model = "The plain base" if found["model"] == "builtin" else found["model"][0].upper() + found["model"][1:]
+        model += f", {found['date']}, {found['processor']}"
         machine = f"{found['processor']}, {found['threads']} threads, torch {found['torch']}, {found['date']}"
         limits = f"{found['per_kind']} prompts a kind, at most {found['max_tokens']} tokens"
         told = f"Written by benchmarks/drafts.py. {machine}; {limits}. All figures: [{file.name}]({file.name})."

@@ -10,7 +10,7 @@ where they go, tokens a macro-step and sequence (g), tokens/s, speed over the ba
 time of linears, attention and head stands how much of the machine's roofline it reaches: what their bytes and products
 take at least, at rates that are measured in the same run (roofline/rates.py). --plot draws it by streams.
 
-Verified groups: without drafts (1) and with as many as pay (auto); `of_table` is the speed over confidence 1 beside
+Verified groups: without drafts (1) and with as many as pay (auto); `of_target` is the speed over confidence 1 beside
 g / (cost(rows) + drafts r), where cost and r, of a step and a micro-step over a step of one row, are what the engine
 measured when it started. Composed groups: confidences from 1 to 0; `of_target` is the speed over the base's beside
 g / (1 + (g - 1) r), with r, the merge of a token included, from steps at confidence 0 against those at 1.

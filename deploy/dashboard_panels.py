@@ -33,9 +33,10 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             stat(
                 "Tokens per KV entry",
-                "Generated tokens for one KV slot, over the last minute; the mean of the chosen models that work. With "
-                "one token a slot it is 1, and so with verified groups unless slots settle: it says nothing of speed.",
-                "avg(hamburger_tokens_per_kv_ratio{S} > 0)",
+                "Generated tokens for one KV slot, over the last minute, of all chosen models. With one token "
+                "a slot it is 1, and so with verified groups unless slots settle: it says nothing of speed.",
+                f"{GENERATED_TOKENS} / sum(rate(hamburger_generation_tokens_total{{S}}[R])"
+                " / (hamburger_tokens_per_kv_ratio{S} > 0)) > 0",
             ),
             stat(
                 "Tokens/s",
@@ -211,7 +212,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Pool in use",
                 "1 is full: then sequences are preempted and computed again later.",
-                (("hamburger_kv_cache_usage_perc{S}", "{{instance}} {{model_name}}"),),
+                (("hamburger_kv_cache_usage_perc{S}", "{{instance}} {{engine}} {{model_name}}"),),
                 "percentunit",
             ),
             Panel(
@@ -288,14 +289,14 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Resident memory",
                 "Of each process, mapped files included.",
-                (("hamburger_resident_memory_bytes{S}", "{{instance}} {{model_name}} {{process}}"),),
+                (("hamburger_resident_memory_bytes{S}", "{{instance}} {{engine}} {{model_name}} {{process}}"),),
                 "bytes",
                 stacked=True,
             ),
             Panel(
                 "Engine up for",
                 "It falls to 0 where an engine, or the whole server, started again.",
-                (("time() - hamburger_engine_start_time_seconds{S}", "{{instance}} {{model_name}}"),),
+                (("time() - hamburger_engine_start_time_seconds{S}", "{{instance}} {{engine}} {{model_name}}"),),
                 "s",
             ),
             Panel(

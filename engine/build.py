@@ -1,7 +1,7 @@
 """Builds an engine core in three stages. Torch is imported here and in what it imports.
 
 resolve (device/load.py)    arguments and checkpoint -> what runs where
-plan                        memory -> the KV pool, and the numbers that scheduling depends on
+size (sizing.py)            memory -> the KV pool, and the numbers that scheduling depends on
 build                       model, pool, graphs, runner, core
 """
 
@@ -20,11 +20,9 @@ import torch
 from hamburger.engine.core.core import EngineCore
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.core.overlap import OverlappedCore
-from hamburger.engine.core.pool import blocks_of_pool, lora_bytes
 from hamburger.engine.device.cpu_threads import StepThreads
 from hamburger.engine.device.load import (
     Resolved,
-    rank_pool_bytes,
     resolve,
     settling_told,
     shard_steps_of,
@@ -32,33 +30,29 @@ from hamburger.engine.device.load import (
     steps_of,
 )
 from hamburger.engine.device.loras import LoraFolders
-from hamburger.engine.device.memory import decode_graphs, decode_rows, step_bytes
+from hamburger.engine.device.memory import decode_graphs, decode_rows
 from hamburger.engine.device.runner import Runner
 from hamburger.engine.device.step_costs import measure_costs
 from hamburger.engine.device.thread_places import thread_places
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.grammar.matching import Grammars
+from hamburger.engine.sizing import captures_steps, engine_config
 from hamburger.engine.text.tokenizer import Tokenizer
-from hamburger.engine.text.tokenizer_files import with_own_end
-from hamburger.engine.types.config import VERIFIED_GROUP, EngineArgs, EngineConfig
+from hamburger.engine.types.config import EngineArgs, EngineConfig
 from hamburger.engine.types.messages import EngineInfo, SubmitRequest
 from hamburger.engine.types.sampling_params import SamplingParams
 from hamburger.model.checkpoints.lazy_tensors import NO_TENSORS
-from hamburger.model.config import ConfigError, TrunkConfig
+from hamburger.model.config import ConfigError
 from hamburger.model.cpu.library import Kernels
 from hamburger.model.device.out_of_memory import out_of_memory_reason
-from hamburger.model.graphs.step_memory import CudaMeter
-from hamburger.model.kv_cache import PagedKVCache, slot_bytes
+from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.parallel.steps import ParallelSteps
 from hamburger.model.steps import EagerSteps, Steps
 
 if TYPE_CHECKING:
     from hamburger.engine.ranks.build import Leader
     from hamburger.engine.ranks.ranks import LeadingRunner, OnLost
-
-# Times as fast as those of attention, which are in float32: 3.5 of the embedded model on AVX-512 with VNNI.
-_WHOLE_NUMBERS = 3
 
 
 def build_core(
@@ -89,7 +83,7 @@ def _build(
         steps = steps_of(resolved, args)
     _tell_weights(resolved, steps, on_progress)
     resolved = replace(resolved, checkpoint=replace(resolved.checkpoint, tensors=NO_TENSORS))  # the model has them now
-    config = _plan(args, resolved, steps, leader, on_progress)
+    config = engine_config(args, resolved, steps, leader, on_progress)
     runner, policy = _runner(args, config, resolved, steps, leader, on_progress)
     info = _info(args, config, resolved, steps)
     grammars = Grammars(lambda: Tokenizer.load(resolved.source.tokenizer_path), info.vocab_size, info.eos_token_ids)
@@ -119,64 +113,6 @@ def _tell_weights(resolved: Resolved, steps: Steps, on_progress: Callable[[str],
         on_progress("weights as int8")
     if resolved.kernels is not None:
         on_progress(f"weights as {steps.quantization}, kernels for {resolved.kernels.instructions}")
-
-
-def _plan(
-    args: EngineArgs,
-    resolved: Resolved,
-    steps: EagerSteps | ParallelSteps,
-    leader: Leader | None,
-    on_progress: Callable[[str], None],
-) -> EngineConfig:
-    """The numbers that scheduling depends on: the KV pool by the memory that is left, on a GPU after the largest steps
-    were measured."""
-    trunk, device = steps.config.trunk, resolved.device
-    groups = resolved.groups
-    prefix_cache = args.prefix_cache and trunk.context_tokens == trunk.fixed_context_tokens
-    if args.prefix_cache and not prefix_cache:
-        on_progress("no prefix cache: with dynamic rope scaling a prompt's keys depend on its length")
-    if trunk.experts is not None and device.type == "cuda":
-        on_progress("no CUDA graphs: which experts a step needs, its own numbers decide")
-    measures, for_steps = device.type == "cuda" and args.kv_cache_memory is None, 0
-    if leader is not None and isinstance(steps, ParallelSteps):
-        leader.meet(steps, measures=measures)
-    if measures:
-        on_progress("measuring what steps take")
-        free = torch.cuda.mem_get_info(device)[0]
-        for_steps = step_bytes(
-            steps, args, groups, resolved.max_model_len, free, CudaMeter(device),
-            kv_dtype=resolved.kv_dtype, captures=captures_steps(args, resolved),
-            settled=None if resolved.settling is None else slot_choice(resolved, resolved.settling)[1],
-        )  # fmt: skip
-    on_progress("sizing the KV pool")
-    # So that adapters may come when the pool has taken its share.
-    number_bytes = steps.state_dtype.itemsize if resolved.kernels is None else None
-    for_loras = args.max_loras * lora_bytes(trunk, args.max_lora_rank, number_bytes)
-    budget = rank_pool_bytes(args, device, for_steps + for_loras)
-    if leader is not None:
-        budget = leader.pool_bytes(budget)
-    return EngineConfig(
-        max_model_len=resolved.max_model_len,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_slots=args.max_num_batched_slots,
-        block_size=args.block_size,
-        num_blocks=blocks_of_pool(
-            budget,
-            slot_bytes(trunk, resolved.kv_dtype),
-            block_size=args.block_size,
-            max_model_len=resolved.max_model_len,
-            max_num_seqs=args.max_num_seqs,
-            for_loras=for_loras if args.kv_cache_memory is None else 0,
-        ),
-        eos_token_ids=with_own_end(trunk.eos_token_ids, trunk.vocab_size, resolved.source.tokenizer_path),
-        max_group=steps.config.max_group if groups == "composed" else max(VERIFIED_GROUP, steps.config.max_group),
-        groups=groups,
-        settling=resolved.settling,
-        even_context=_even_context(trunk, counts_in_bits=resolved.kernels is not None),
-        max_queue=args.max_queue,
-        max_queue_seconds=args.max_queue_seconds,
-        prefix_cache=prefix_cache,
-    )
 
 
 def _runner(
@@ -238,7 +174,7 @@ def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Ste
     if graft and config.groups == "composed" and confidence == graft.default_confidence:
         tokens_per_kv = graft.expected_tokens_per_kv
     return EngineInfo(
-        settles=config.settling is not None,
+        settling="" if config.settling is None else config.settling.told,
         model=resolved.source.name,
         is_plain_base=graft is None,
         max_model_len=config.max_model_len,
@@ -257,22 +193,6 @@ def _info(args: EngineArgs, config: EngineConfig, resolved: Resolved, steps: Ste
         kv_cache_dtype=str(resolved.kv_dtype).removeprefix("torch."),
         quantization=steps.quantization,
     )
-
-
-def _even_context(trunk: TrunkConfig, *, counts_in_bits: bool) -> int:
-    """EngineConfig.even_context, by the products of a layer. counts_in_bits: its matrices' are of whole numbers."""
-    heads = trunk.num_heads * trunk.head_dim
-    of_matrices = trunk.hidden_size * (2 * heads + 2 * trunk.num_kv_heads * trunk.head_dim + trunk.mlp_products)
-    of_attention = 2 * heads  # for each slot of the context
-    return max(1, of_matrices // (of_attention * (_WHOLE_NUMBERS if counts_in_bits else 1)))
-
-
-def captures_steps(args: EngineArgs, resolved: Resolved) -> bool:
-    """Whether decoding steps become CUDA graphs. torch's attention would gather max_model_len slots of every row in
-    each captured step, at 64 rows gigabytes; and which experts a step needs, its numbers decide."""
-    on_gpu = resolved.device.type == "cuda" and resolved.attention != "torch"
-    has_experts = resolved.checkpoint.config.trunk.experts is not None
-    return on_gpu and not has_experts and args.tensor_parallel_size == 1 and not args.enforce_eager
 
 
 def _leader(args: EngineArgs, on_lost: OnLost | None) -> Leader:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hamburger.engine.request import RequestUpdate
 
 
-def speed_progress(console: Console, *, visible: bool = True) -> Progress:
+def speed_progress(console: Console, *, visible: bool) -> Progress:
     """A rich progress display; its tasks need the field `speed`, a text."""
     return Progress(
         TextColumn("{task.description}"),

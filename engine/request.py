@@ -228,9 +228,9 @@ class AnswerBuilder:
         tokenizer: TextDecoder,
         params: SamplingParams,
         info: EngineInfo,
-        stop_strings: Callable[[tuple[str, ...]], StopStrings] = StopStrings,
+        stop_strings: Callable[[tuple[str, ...]], StopStrings],
         *,
-        goes_on: bool = False,
+        goes_on: bool,
     ) -> None:
         """stop_strings: may give several answers the same. goes_on: as in GenerationRequest."""
         self._detokenizer = Detokenizer(

@@ -75,9 +75,9 @@ class RequestStream:
         request: SubmitRequest,
         answer: AnswerBuilder,
         on_abort: Callable[[RequestStream], None],
-        chosen_by_dial: bool = False,
-        scores: PromptScores | None = None,
-        lora: str | None = None,
+        chosen_by_dial: bool,
+        scores: PromptScores | None,
+        lora: str | None,
     ) -> None:
         """chosen_by_dial: whether the dial chose its confidence. scores: of its prompt, if several answers share them;
         its request asks for them, or it waits for another's. lora: the name of its adapter."""

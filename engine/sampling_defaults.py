@@ -55,13 +55,13 @@ def _checked(given: Mapping[str, Any], file: Path) -> dict[str, float]:
 
 
 def _of_gguf(path: Path) -> dict[str, float]:
-    from hamburger.model.checkpoints.gguf_file import open_gguf  # the library, for such files alone
+    from hamburger.model.checkpoints.gguf_file import open_gguf, value_of  # the library, for such files alone
 
     prefix = "general.sampling."
     found: dict[str, float] = {}
     for key, field in open_gguf(path).fields.items():
         if key.startswith(prefix):
-            name, value = key.removeprefix(prefix), field.contents()
+            name, value = key.removeprefix(prefix), value_of(path, field)
             # What was written as .95 is not read as .949999988 of its 32 bits.
             found[_OF_GGUF.get(name, name)] = round(value, 6) if isinstance(value, float) else value
     return found

@@ -9,14 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hamburger.model.backend import Backend, Head, Heads, TorchBackend
+from hamburger.model.backend import Head, Heads, TorchBackend
 from hamburger.model.config import ConfigError, ExpertsConfig, ModelConfig, TrunkConfig
 from hamburger.model.cpu.backend import CpuBackend
 from hamburger.model.cpu.emission import CpuChoices, CpuEmission
 from hamburger.model.cpu.onednn import PackedLinear, can_pack, packed_linear
 from hamburger.model.emission.emission import Emission
 from hamburger.model.emission.narrowing import NarrowingEmission
-from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.emission.static import StaticEmission
 from hamburger.model.execution import DEFAULT, Execution
 from hamburger.model.gpu.int8 import Int8Linear, int8_linear
@@ -26,7 +25,6 @@ from hamburger.model.modules.rotary import RotaryEmbedding
 from hamburger.model.parallel.collectives import Collectives
 from hamburger.model.parallel.shard import Shard
 from hamburger.model.parallel.steps import ParallelSteps
-from hamburger.model.sampler import LogprobsOf, token_logprobs
 from hamburger.model.steps import EagerSteps
 from hamburger.model.tensor_shapes import JOINED, LAYER_NORMS
 
@@ -65,7 +63,7 @@ def assemble(
         native = CpuBackend(model, execution.kernels, execution.bits, execution.draft_bits, fill)
         graft = native.graft
         narrowing = NarrowingEmission(native, graft.draw, partial(CpuChoices.begin, native), graft.logprobs)
-        return _eager(native, [CpuEmission(graft), narrowing], graft.logprobs)
+        return EagerSteps(native, [CpuEmission(graft), narrowing], graft.logprobs)
     linear = _linear_of(execution, dtype, device)
     model = model_of(config, tensors, dtype=dtype, device=device, max_positions=max_positions, linear=linear)
     heads = _heads(model, linear)
@@ -74,7 +72,7 @@ def assemble(
     quantization = "int8" if execution.int8 else "none"
     backend = _torch_backend(execution)(model, heads, static=static, quantization=quantization)
     emissions: list[Emission] = [StaticEmission(backend)] if static else []
-    return _eager(backend, [*emissions, NarrowingEmission(backend)])
+    return EagerSteps(backend, [*emissions, NarrowingEmission(backend)])
 
 
 def assemble_shard(
@@ -170,10 +168,6 @@ def _check(execution: Execution, *, ranks: bool) -> None:
     for one, other, remedy in _EXCLUDED:
         if asked[one] and asked[other]:
             raise ConfigError(f"{one} and {other} exclude each other: {remedy}")
-
-
-def _eager(backend: Backend, emissions: list[Emission], logprobs_of: LogprobsOf = token_logprobs) -> EagerSteps:
-    return EagerSteps(backend, [ScoringEmission(backend, emission, logprobs_of) for emission in emissions])
 
 
 def _torch_backend(execution: Execution) -> type[TorchBackend]:

@@ -6,7 +6,7 @@ embedder, the micro-step decoder and the stop head).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hamburger.model.rope_scaling import (
@@ -28,7 +28,23 @@ class ConfigError(ValueError):
 
 
 Architecture = Literal[
-    "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "mixtral"
+    "llama",
+    "mistral",
+    "ministral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "gemma",
+    "gemma3_text",
+    "exaone4",
+    "hyperclovax",
+    "glm",
+    "glm4",
+    "qwen3_moe",
+    "olmoe",
+    "mixtral",
 ]
 # How a layer turns queries and keys by their positions.
 Rope = Literal["main", "local", "none"]
@@ -70,6 +86,7 @@ class TrunkConfig:
     rotary_dim: how many numbers of a head turn, the first of each half; None: all.
     local_rope_theta: rotary base of the sliding layers, which is not scaled; None: they turn as all others.
     unturned_layers: without rotary embedding (NoPE, arXiv 2305.19466). experts: of its layers; None for one MLP each.
+    longest_text: in tokens, where the model computes longer ones in a way that is not known here; None: any.
     max_position_embeddings: as the model's own configuration says; `context_tokens` is what can be served.
     eos_token_ids: those of the vocabulary alone: others, which classes of transformers have by default, nothing emits.
     """
@@ -87,6 +104,7 @@ class TrunkConfig:
     rotary_dim: int | None = None
     tie_word_embeddings: bool
     max_position_embeddings: int
+    longest_text: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     architecture: Architecture = "llama"
     qkv_bias: bool = False
@@ -137,6 +155,19 @@ class TrunkConfig:
             return 3 * self.intermediate_size
         return experts.number + 3 * experts.per_token * experts.width
 
+    @property
+    def slides_beyond(self) -> int | None:
+        """Tokens of text up to which no layer differs by its window; None where none has one."""
+        if self.sliding_window is None:
+            return None
+        return self.sliding_window if self.local_rope_theta is None else 0  # else they turn otherwise as well
+
+    def for_texts(self, most_tokens: int) -> TrunkConfig:
+        """The same for texts of at most so many tokens: without the windows where these hold them all."""
+        if self.slides_beyond is None or most_tokens > self.slides_beyond:
+            return self
+        return replace(self, sliding_window=None, sliding_layers=())
+
     def rope_of(self, layer: int) -> Rope:
         """How a layer of the trunk turns; those of the micro decoder are turned by the main tables."""
         if layer in self.unturned_layers:
@@ -151,7 +182,12 @@ class TrunkConfig:
 
     @property
     def context_tokens(self) -> int:
-        """The longest text, in tokens, that the rotary embedding was made for."""
+        """The longest text, in tokens, that can be served: what the rotary embedding was made for, or longest_text."""
+        made_for = self._made_for_tokens
+        return made_for if self.longest_text is None else min(made_for, self.longest_text)
+
+    @property
+    def _made_for_tokens(self) -> int:
         match self.rope_scaling:
             case LinearRopeScaling() if self.architecture == "gemma3_text":
                 return self.max_position_embeddings  # which Gemma states as it is stretched

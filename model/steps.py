@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -15,7 +16,9 @@ from hamburger.model.backend import Backend
 from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.emission.emission import Emission
+from hamburger.model.emission.scoring import reads_of, score
 from hamburger.model.kv_cache import PagedKVCache
+from hamburger.model.sampler import LogprobsOf, token_logprobs
 
 
 class Steps(Protocol):
@@ -42,12 +45,15 @@ class EagerSteps:
     """A Steps of one backend, in this process.
 
     emissions: in order of preference; the first that takes a batch makes its groups, and the last takes any.
+    logprobs_of: gives the scores of prompts.
     loras: of the backend.
     """
 
-    def __init__(self, backend: Backend, emissions: Sequence[Emission]) -> None:
+    def __init__(
+        self, backend: Backend, emissions: Sequence[Emission], logprobs_of: LogprobsOf = token_logprobs
+    ) -> None:
         self.backend = backend
-        self._emissions = emissions
+        self._emissions, self._logprobs_of = emissions, logprobs_of
         self.config, self.trunk_config = backend.config, backend.trunk_config
         self.device, self.state_dtype = backend.device, backend.state_dtype
         self.quantization, self.short_list = backend.quantization, backend.short_list
@@ -59,5 +65,9 @@ class EagerSteps:
 
     def step_with(self, emission: Emission, batch: ForwardBatch, cache: PagedKVCache) -> StepOutput:
         """A macro-step whose groups `emission` makes."""
-        states, features = self.backend.trunk(batch, cache, emission.reads(batch))
-        return emission.emit(states, features, batch)
+        states, features = self.backend.trunk(batch, cache, reads_of(batch))
+        if batch.scored is None:
+            return emission.emit(states, features, batch)
+        of_groups, of_scores = states.split((len(batch.emit), len(batch.scored.rows)))
+        output = emission.emit(of_groups, features, batch)
+        return replace(output, prompt_logprobs=score(self.backend, of_scores, batch.scored, self._logprobs_of))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError
 from hamburger.server.exits import DIED, FAILED, INTERRUPTED, Hangup, Terminated, on_sigterm
 from hamburger.server.load_settings import load_settings
+from hamburger.server.serve_arguments import add_serve_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class _Command:
 
 _COMMANDS = (
     _Command("chat", "chat in the terminal", "clients.chat.command:add_arguments", "clients.chat.command:run"),
-    _Command("bench", "measure a server", "clients.bench:add_arguments", "clients.bench:run"),
+    _Command("bench", "measure a server's speed under load", "clients.bench:add_arguments", "clients.bench:run"),
     _Command(
         "plan",
         "what a machine can serve: slots, requests at once, limits of speed",
@@ -127,9 +129,15 @@ class _Parser(argparse.ArgumentParser):
         if add_own_arguments is None:
             return super().parse_known_args(args, namespace)
         add_own_arguments(self)
-        return self.parse_args(args, namespace), []  # what is left over is this command's own mistake
+        # Intermixed: `inspect DATA --html FILE 3` names example 3. What is left over is this command's own mistake.
+        return self.parse_intermixed_args(args, namespace), []
 
     def error(self, message: str) -> NoReturn:
+        unknown, _, name = message.partition(": ")
+        if unknown == "unrecognized arguments":
+            options = [option for option in self._option_string_actions if option.startswith("--")]
+            if near := difflib.get_close_matches(name.split(" ")[0].split("=")[0], options, n=1, cutoff=0.7):
+                message += f", did you mean {near[0]}?"
         self.exit(FAILED, f"hamburger: {message} (see {self.prog} --help)\n")
 
 
@@ -172,28 +180,12 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    serve.add_own_arguments = _add_settings
+    serve.add_own_arguments = add_serve_arguments
     for command in _COMMANDS:
         text = f"{command.help[0].upper()}{command.help[1:]}."
         command_parser = commands.add_parser(command.name, help=command.help, description=text)
         command_parser.add_own_arguments = partial(_add_arguments, command)
     return parser
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """One option for each field of ServeSettings; only those that are given reach the namespace."""
-    parser.add_argument("model_argument", metavar="MODEL", nargs="?", help="the same as --model")
-    parser.add_argument("--config", metavar="FILE", help=f"YAML file with settings (also {ENV_PREFIX}CONFIG)")
-    for name, field in ServeSettings.model_fields.items():
-        help_text = str(field.description)
-        if field.default not in (None, [], {}):
-            help_text += f" (default: {field.default})"
-        option = f"--{name.replace('_', '-')}"
-        action = "append" if name in ("api_key", "also", "lora") else "store"
-        metavar = {"also": "NAME=MODEL", "lora": "NAME=PATH"}.get(name, name.rsplit("_")[-1].upper())
-        parser.add_argument(option, dest=name, action=action, metavar=metavar, help=help_text)
-    no_playground = "the same as --playground false"
-    parser.add_argument("--no-playground", dest="playground", action="store_const", const="false", help=no_playground)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -222,7 +214,7 @@ def _serve(args: argparse.Namespace) -> int:
         _tell(f"the engine died while it was loading: {error}", log_format)
         return DIED
     except (ValueError, HamburgerError, OSError) as error:  # settings, checkpoints and files that cannot be used
-        _tell(" ".join(str(error).split()), log_format)
+        _tell(_reason(error), log_format)
         return FAILED
 
 
@@ -249,8 +241,15 @@ def _run(command: _Command, args: argparse.Namespace) -> int:
         remedy = f"pip install 'hamburger-serve[{command.extra}]'"
         print(f"hamburger: {command.name} needs the package {error.name}: {remedy}", file=sys.stderr)
     except (ValueError, HamburgerError, OSError) as error:  # options, data and checkpoints that cannot be used
-        print(f"hamburger: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"hamburger: {_reason(error)}", file=sys.stderr)
     return FAILED
+
+
+def _reason(error: Exception) -> str:
+    """One line; of a file that cannot be used its name first, not the system's number of the error."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}."
+    return " ".join(str(error).split())
 
 
 def _add_arguments(command: _Command, parser: argparse.ArgumentParser) -> None:

@@ -126,7 +126,7 @@ class ServeSettings(_EngineSettings):
         64 * 2**20, ge=0, description="memory for stored responses (/v1/responses), the oldest of which make room"
     )
     response_file: Path | None = Field(
-        None, description="file that keeps them when the server ends (SQLite; default: memory)"
+        None, description="file that keeps stored responses when the server ends (SQLite; default: none)"
     )
     max_body_size: Annotated[int, BeforeValidator(parse_bytes)] = Field(
         8 * 2**20, ge=1, description="largest body of a request, such as 8MiB"
@@ -136,13 +136,16 @@ class ServeSettings(_EngineSettings):
         60, gt=0, allow_inf_nan=False, description="longest that a client may take to send a request, or to read on"
     )
     sse_keep_alive_seconds: float = Field(
-        30, ge=0, allow_inf_nan=False, description="longest silence of a stream before it is sent a comment; 0: any"
+        30,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds of silence after which a stream is sent a comment; 0: never",
     )
     max_stop_strings: int = Field(256, ge=0, description="most stop strings of a request")
     compact_json: bool = Field(
         False, description="whether JSON of schemas and forced calls is one line, without indentation"
     )
-    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "json"] = Field(
+    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "olmo3", "pythonic", "json"] = Field(
         "auto", description="how the model writes tool calls; auto reads its chat template"
     )
     chat_template: Path | None = Field(

@@ -16,7 +16,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         nargs="?",
         help="a folder (its config.json is enough), hub id, .gguf file or `builtin`, or a published shape, "
-        "llama-3.2-1b or llama-3.1-8b (default: the embedded model)",
+        "llama-3.2-1b, llama-3.1-8b or llama-3.1-70b (default: the embedded model)",
     )
     parser.add_argument("--base", metavar="B", help="folder or hub id of the base model, where MODEL refers to one")
     parser.add_argument(
@@ -42,6 +42,13 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         default="cuda",
         help="how weights are held, and which share of free memory the KV pool takes (default: %(default)s)",
     )
+    machine.add_argument(
+        "--tensor-parallel-size",
+        metavar="N",
+        type=_whole(1),
+        default=EngineArgs().tensor_parallel_size,
+        help="as for serve: GPUs that share the model, each of so much memory (default: %(default)s)",
+    )
     machine.add_argument("--kv-cache-memory", metavar="SIZE", type=_size, help="the KV pool's size, as for serve")
     machine.add_argument(
         "--bandwidth",
@@ -57,10 +64,10 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     )
     machine.add_argument(
         "--quantization",
-        choices=("auto", "none"),
+        choices=("auto", "none", "int8"),
         default="auto",
-        help="as for serve; on a CPU auto is 8 bits, or 4 that a GGUF file has, but with float32 none (default: "
-        "%(default)s)",
+        help="as for serve; on a CPU auto is 8 bits, or 4 that a file has, but with float32 none; on a GPU it is none "
+        "(default: %(default)s)",
     )
     machine.add_argument(
         "--kv-cache-dtype",

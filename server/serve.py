@@ -280,7 +280,8 @@ def _description(model: ModelContext) -> list[str]:
     info = model.engine.info
     kind = "plain base model" if info.is_plain_base else "HAMburger model"
     if info.groups == "verified":
-        kind += f": its own text, groups of up to {info.max_group} verified tokens, {_drafts(info.default_confidence)}"
+        text = "its own text" + ", but for old slots that settle" * info.settles
+        kind += f": {text}, groups of up to {info.max_group} verified tokens, {_drafts(info.default_confidence)}"
     else:
         kind += f": groups of up to {info.max_group} tokens, {_confidence(model)}"
     return [

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from hamburger.model.checkpoints.sources import EMBEDDED_BASE, resolve_source
+from pathlib import Path
+
+from hamburger.model.checkpoints.sources import (
+    BUILTIN,
+    EMBEDDED_BASE,
+    EMBEDDED_BASE_NAME,
+    ModelSource,
+    folder_name,
+)
 
 
 def base_arguments(model: str | None, base: str | None) -> tuple[str | None, str | None]:
@@ -10,6 +18,21 @@ def base_arguments(model: str | None, base: str | None) -> tuple[str | None, str
     return (EMBEDDED_BASE if model is None and base is None else model), base
 
 
-def base_name(model: str | None, base: str | None) -> str:
-    """The name that is written into files. Raises CheckpointError when there is no such model."""
-    return resolve_source(*base_arguments(model, base)).name
+def referenced_name(source: ModelSource) -> str | None:
+    """What the base is called that a HAMburger folder refers to; None where it holds its own trunk."""
+    if source.base_path is None:
+        return None
+    return EMBEDDED_BASE_NAME if source.base_path == BUILTIN else folder_name(str(source.base_path))
+
+
+def other_scorer(data: Path, scored_by: str, base: str | None) -> list[str]:
+    """A line to show where another model seems to have scored a data set. base: None where it is not known.
+
+    A folder may be called otherwise elsewhere, so a name proves nothing.
+    """
+    if base is None or scored_by == base:
+        return []
+    return [
+        f"warning: {data} was scored by {scored_by}, and the base is {base}: if they are not the same model, segment "
+        "the data with the base."
+    ]

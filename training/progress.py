@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -15,9 +15,9 @@ from hamburger.engine.progress_bar import speed_progress
 class TokenBar:
     """A bar over items, with the tokens/s since it appeared."""
 
-    def __init__(self, progress: Progress, task: TaskID, clock: Callable[[], float]) -> None:
-        self._progress, self._task, self._clock = progress, task, clock
-        self._start = clock()
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+        self._start = time.monotonic()
         self.num_tokens = 0
 
     def advance(self, items: int) -> None:
@@ -25,14 +25,12 @@ class TokenBar:
 
     def add_tokens(self, number: int) -> None:
         self.num_tokens += number
-        speed = self.num_tokens / max(self._clock() - self._start, 1e-9)
+        speed = self.num_tokens / max(time.monotonic() - self._start, 1e-9)
         self._progress.update(self._task, speed=f"{speed:,.1f} tokens/s")
 
 
 @contextmanager
-def token_bar(
-    title: str, total: int, console: Console | None, clock: Callable[[], float] = time.monotonic
-) -> Iterator[TokenBar]:
+def token_bar(title: str, total: int, console: Console | None) -> Iterator[TokenBar]:
     """Show a bar of `total` items on a console; without one nothing is shown."""
     with speed_progress(console or Console(quiet=True), visible=console is not None) as progress:
-        yield TokenBar(progress, progress.add_task(title, total=total, speed=""), clock)
+        yield TokenBar(progress, progress.add_task(title, total=total, speed=""))

@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 Draws = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+_LEVEL = 0.95
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -68,22 +70,22 @@ def resample(strata: Sequence[object], rounds: int, seed: int) -> Draws:
     return draws
 
 
-def ratio(a: Ratio, draws: Draws, level: float = 0.95) -> Interval:
+def ratio(a: Ratio, draws: Draws, level: float = _LEVEL) -> Interval:
     """A ratio with its percentile interval."""
     return _interval(a.value, a.resampled(draws), level)
 
 
-def difference(a: Ratio, b: Ratio, draws: Draws, level: float = 0.95) -> Interval:
+def difference(a: Ratio, b: Ratio, draws: Draws) -> Interval:
     """a - b, prompt by prompt the same draw. Raises ValueError when they are not over the same number of prompts."""
     _check_paired(a, b)
-    return _interval(a.value - b.value, a.resampled(draws) - b.resampled(draws), level)
+    return _interval(a.value - b.value, a.resampled(draws) - b.resampled(draws), _LEVEL)
 
 
-def quotient(a: Ratio, b: Ratio, draws: Draws, level: float = 0.95) -> Interval:
+def quotient(a: Ratio, b: Ratio, draws: Draws) -> Interval:
     """a / b, prompt by prompt the same draw. Raises ValueError when they are not over the same number of prompts."""
     _check_paired(a, b)
     value = float(_divide(np.float64(a.value), np.float64(b.value)))
-    return _interval(value, _divide(a.resampled(draws), b.resampled(draws)), level)
+    return _interval(value, _divide(a.resampled(draws), b.resampled(draws)), _LEVEL)
 
 
 def _check_paired(a: Ratio, b: Ratio) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from comparison.processes import START
 from hamburger.model.checkpoints.sources import ModelSource, read_json
+from hamburger.model.checkpoints.weight_files import own_files
 
 PROBE_BYTES = 1 << 30  # far beyond any cache
 PROBE_REPEATS = 7
@@ -85,7 +86,7 @@ def hamburger_bytes(source: ModelSource, base: GgufSizes) -> WeightBytes:
     graft, slots = settings["graft"], settings.get("adapter", {}).get("slots", "all")
     of_composed = ("embedder.", "adapter.") if slots == "composed" else ("embedder.",)
     micro = composed = step = 0
-    for file in sorted(source.path.glob("*.safetensors")):
+    for file in own_files(source.path):
         with safe_open(file, framework="numpy") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is no mapping
                 view = tensors.get_slice(name)

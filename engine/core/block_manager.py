@@ -102,8 +102,8 @@ class BlockManager:
 
     def settle(self, sequence: Sequence) -> SettlingChunk:
         """Take back what the sequence's next chunk leaves free: whole blocks out of its midst, and what is left over by
-        moving all slots behind. The caller moves what is in the slots, before anybody computes anything, and then tells
-        the sequence.
+        moving all slots behind. The caller tells the sequence, and moves what is in the slots before anybody computes
+        anything.
 
             chunk of 8, 2 stay, blocks of 4     [p p p a|b c d e|f g h i|j k    ]  ->  [p p p c|f i j k]
 
@@ -149,9 +149,18 @@ class BlockManager:
 
     def mark_computed(self, sequence: Sequence, num_slots: int) -> None:
         """Its first `num_slots` slots are in the pool: the full blocks among them can be read from now on."""
+        self._make_known(sequence, min(num_slots, sequence.num_shared_slots))
+
+    def end(self, sequence: Sequence) -> None:
+        """Take back all blocks of a sequence that comes never again. Nothing of it moves any more, so its answer can be
+        read as well, as by the next turn of a chat, unless some of it has settled."""
+        if sequence.settling is not None and not sequence.num_settled:
+            self._make_known(sequence, sequence.num_computed_slots)
+        self.free(sequence)
+
+    def _make_known(self, sequence: Sequence, num_slots: int) -> None:
         if not self._prefix_cache:
             return
-        num_slots = min(num_slots, sequence.num_shared_slots)
         for index in range(sequence.num_known_blocks, num_slots // self.block_size):
             key, block_id = sequence.block_key(index, self.block_size), sequence.block_ids[index]
             if key not in self._block_of_key:  # else two computed the same at once, and the other's is known

@@ -154,12 +154,12 @@ class EngineCore:
                 raise RuntimeError("answers settle, but nothing moves their slots.")
             for sequence in due:
                 chunk, dropped = self._scheduler.blocks.settle(sequence), sequence.num_dropped
+                is_new = sequence.settle()
                 try:
                     self._settle_chunk(chunk)
                 except OutOfMemory as error:
                     self._give_up(sequence, error, failures)
                     continue
-                is_new = sequence.settle()
                 self._scheduler.confirm(sequence)
                 if is_new:  # not again, by a replay
                     self._settled_tokens += len(chunk.candidates)

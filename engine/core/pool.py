@@ -65,7 +65,7 @@ def blocks_of_pool(
         beside = f", beside {for_loras / 2**20:.0f} MiB for max_loras of max_lora_rank" if for_loras else ""
         raise ConfigError(
             f"max_model_len is {max_model_len} tokens, whose KV takes {needed / 2**20:.0f} MiB, but the KV pool has "
-            f"{budget_bytes / 2**20:.0f} MiB{beside}: lower {'these or ' if for_loras else ''}max_model_len, or raise "
-            "kv_cache_memory."
+            f"{budget_bytes / 2**20:.0f} MiB{beside}: lower {'these or ' if for_loras else ''}max_model_len"
+            f"{f' to {fits * block_size} or less' if fits else ''}, or raise kv_cache_memory."
         )
     return fits if max_num_seqs is None else min(fits, max_num_seqs * per_sequence)

@@ -90,7 +90,7 @@ class Scheduler:
         self._never_ran.pop(request_id, None)
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self.waiting.leave(sequence)
-        self.blocks.free(sequence)
+        self.blocks.end(sequence)
 
     def expire(self, now: float) -> list[Sequence]:
         """Remove and return the requests that never ran and waited longer than max_queue_seconds."""
@@ -208,7 +208,7 @@ class Scheduler:
         step.schedule(sequence, is_new=True)
 
     def _preempt(self, sequence: Sequence, step: _StepPlan) -> None:
-        """Recompute later: drop the KV, num_kept the groups."""
+        """Recompute later: drop the KV, keep the groups."""
         step.spare_slots += _is_decode(sequence)
         step.preempted.append(sequence)
         self.running.remove(sequence)

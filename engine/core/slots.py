@@ -88,7 +88,7 @@ class SequenceSlots:
 
     @property
     def num_shared_slots(self) -> int:
-        """The first slots, which other sequences may read: those that stay where they are."""
+        """The first slots, which other sequences may read while it runs: those that stay where they are."""
         return self.num_slots if self.settling is None else len(self.prompt_ids)
 
     def settle(self) -> bool:

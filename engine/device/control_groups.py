@@ -15,7 +15,7 @@ def granted_cpus(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
-def memory_left(root: Path = Path("/")) -> int | None:
+def memory_left(root: Path) -> int | None:
     """Bytes that this process's groups still may take; None where they have no limit.
 
     Files that were read, the weights above all, count as used there, but the kernel drops them when it must.
@@ -35,7 +35,7 @@ def memory_left(root: Path = Path("/")) -> int | None:
     return min(left, default=None)
 
 
-def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+def control_groups(controller: str, root: Path) -> Iterator[Path]:
     """The folders of this process's groups of a controller, and of all groups above them.
 
     A container's own group is often mounted in the place of the host's first one, while the path is still the host's:

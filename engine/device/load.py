@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,7 +21,7 @@ from hamburger.model.checkpoints.load import OpenCheckpoint, open_checkpoint
 from hamburger.model.checkpoints.settle_probe import equal_shares, load_probe
 from hamburger.model.checkpoints.settle_settings import settle_settings
 from hamburger.model.checkpoints.sources import ModelSource, resolve_source
-from hamburger.model.config import ConfigError, ModelConfig
+from hamburger.model.config import ConfigError, ModelConfig, TrunkConfig
 from hamburger.model.cpu.library import Kernels, load_kernels
 from hamburger.model.cpu.slot_choice import CpuSlotChoice
 from hamburger.model.device.devices import choose_dtype, device_of_rank, make_current
@@ -73,8 +73,10 @@ def resolve(args: EngineArgs, rank: int = 0, on_progress: Callable[[str], None] 
     checkpoint = open_checkpoint(source, dtype, on_progress=on_progress)
     shard_trunk(checkpoint.config.trunk, size)  # before any other work, as it may be refused
     groups = groups_of(args, checkpoint.config)
-    _check_settling(args, groups, checkpoint.config)
     max_model_len = _max_model_len(args.max_model_len, checkpoint.config)
+    trunk = checkpoint.config.trunk.for_texts(max_model_len)
+    checkpoint = replace(checkpoint, config=replace(checkpoint.config, trunk=trunk))
+    _check_settling(args, groups, trunk)
     if device.type == "cuda":
         reason = why_no_triton(device) if attention == "torch" and args.attention_backend == "auto" else None
         on_progress(f"attention by {attention}" + (f": no Triton, as {reason}" if reason is not None else ""))
@@ -136,7 +138,7 @@ def _execution(resolved: Resolved, args: EngineArgs) -> Execution:
     )
 
 
-def rank_pool_bytes(args: EngineArgs, device: torch.device, kept_free: int = 0) -> int:
+def rank_pool_bytes(args: EngineArgs, device: torch.device, kept_free: int) -> int:
     """Bytes that a rank has for its part of the KV pool. kept_free: what steps and adapters will need (memory.py)."""
     size = args.tensor_parallel_size
     asked = None if args.kv_cache_memory is None else args.kv_cache_memory // size
@@ -181,10 +183,10 @@ def settling_told(settling: Settling, choice: SlotChoice, places: SettledPlaces)
     by = "a fitted probe" if choice.is_fitted else "their keys alone (less is lost with `hamburger fit-settle`)"
     if places.lent:
         by += f", and {int(places.lends.sum())} of {places.lends.numel()} heads lend their places to others"
-    return f"old slots settle by {by}: window {settling.window}, growth {settling.growth:.3g}, keep {settling.keep:.3g}"
+    return f"old slots settle by {by}: {settling.told}"
 
 
-def _check_settling(args: EngineArgs, groups: Groups, config: ModelConfig) -> None:
+def _check_settling(args: EngineArgs, groups: Groups, trunk: TrunkConfig) -> None:
     """Raises ConfigError for what old tokens of answers cannot settle with."""
     if not args.settle:
         return
@@ -192,9 +194,10 @@ def _check_settling(args: EngineArgs, groups: Groups, config: ModelConfig) -> No
         raise ConfigError(
             "settle is on, but groups are composed, whose slots hold several tokens: use groups verified."
         )
-    if config.trunk.sliding_layers:
+    if (beyond := trunk.slides_beyond) is not None:
+        remedy = "turn it off" + (f", or set max_model_len to {beyond} at most" if beyond else "")
         raise ConfigError(
-            "settle is on, but this model's layers see a sliding window of slots, which would move: turn it off."
+            f"settle is on, but this model's layers see a sliding window of slots, which would move: {remedy}."
         )
 
 

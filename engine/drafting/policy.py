@@ -24,6 +24,7 @@ _GAIN = 1.02  # least that drafts must be expected to bring: less may as well be
 _LOOKS = 8  # steps, or as many as answers, in one of which drafters are asked whose drafts did not pay
 _VAIN = 16  # steps without a draft, after which nobody is asked in the others, if drafts are dear
 _DEAR = 0.5  # the chance that a draft must have then, or more
+_UNKNOWN = 0.5  # the chance of a draft of the micro decoder, until some are known
 _LENIENT = 0.7  # a chance so much below what pays may still be worth a look, as chances vary
 
 
@@ -42,17 +43,15 @@ class DraftPlan:
 class DraftPolicy:
     """One engine's."""
 
-    def __init__(
-        self, costs: StepCosts, micro_drafts: int, micro_chance: float = 0.5, max_rows: int | None = None
-    ) -> None:
-        """costs: as measured. micro_drafts: most that the micro decoder makes; 0: there is none. micro_chance: of one.
+    def __init__(self, costs: StepCosts, micro_drafts: int, max_rows: int | None = None) -> None:
+        """costs: as measured. micro_drafts: most that the micro decoder makes; 0: there is none.
 
         max_rows: most rows that emit in a step with drafts; None: as many as there are slots for.
         """
         self._costs = {False: costs, True: StepCosts(costs.measured)}
         self._max_rows = max_rows
         self._micro_drafts = micro_drafts
-        self.acceptance = Acceptance([micro_chance] * micro_drafts)
+        self.acceptance = Acceptance([_UNKNOWN] * micro_drafts)
         self._plans: dict[tuple[int, int, bool], DraftPlan] = {}
         self._num_steps = 0
         self._num_asked = self._num_vain = 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 from hamburger.engine.grammar.json_patterns import OF_FORMATS, readable_pattern
 from hamburger.engine.types.errors import cut
@@ -239,34 +240,39 @@ def _num_steps(multiples: Sequence[Decimal]) -> int:
 
 
 def levels_of(schema: Mapping[str, Any]) -> int:
-    """No path through a schema and its references is longer: its depth, and that of each place that is referred to."""
-    own, targets = depth_of(schema)
-    waiting, found = set(targets), dict[str, int]()
-    while waiting and own + sum(found.values()) <= MAX_LEVELS:
-        pointer = waiting.pop()
-        found[pointer], further = depth_of(part_at(schema, pointer))
-        waiting |= further - found.keys()
-    return own + sum(found.values())
+    """No path through a schema and its references is longer: its depth, and that of each place that is referred to,
+    which may be all of it where a name leads there (an anchor, another part's `$id`)."""
+    own, parts = depth_of(schema), [part for part, _ in _all_in(schema) if isinstance(part, Mapping)]
+    targets = [part[key] for part in parts for key in ("$ref", "$dynamicRef") if isinstance(part.get(key), str)]
+    # From one of several documents in one, the same pointer leads elsewhere than from another.
+    is_one = not any("$id" in part for part in parts if part is not schema)
+    levels = own
+    for target in {*targets} if is_one else targets:
+        levels += depth_of(part_at(schema, target)) if is_one and target.startswith("#/") else own
+        if levels > MAX_LEVELS:
+            break
+    return levels
 
 
-def depth_of(part: Any) -> tuple[int, set[str]]:
-    """How deep a part of a schema is nested, and where it refers to. Without recursion: a client chose its depth."""
-    deepest, targets, waiting = 1, set[str](), [(part, 1)]
+def depth_of(part: Any) -> int:
+    """How deep a part of a schema is nested."""
+    return max(depth for _, depth in _all_in(part))
+
+
+def _all_in(part: Any) -> Iterator[tuple[Any, int]]:
+    """A part of a schema and all in it, each with its depth. Without recursion: a client chose how deep that is."""
+    waiting = [(part, 1)]
     while waiting:
         value, depth = waiting.pop()
-        deepest = max(deepest, depth)
-        if isinstance(value, Mapping):
-            targets |= {value[key] for key in ("$ref", "$dynamicRef") if isinstance(value.get(key), str)}
-            waiting += [(item, depth + 1) for item in value.values()]
-        elif isinstance(value, list):
-            waiting += [(item, depth + 1) for item in value]
-    return deepest, targets
+        yield value, depth
+        items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        waiting += [(item, depth + 1) for item in items]
 
 
 def part_at(schema: Any, pointer: str) -> Any:
     """The part of a schema that a JSON pointer (#/...) leads to; None where it leads to nothing."""
     part = schema
-    for name in pointer.lstrip("#").split("/")[1:]:
+    for name in unquote(pointer.lstrip("#")).split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
         if isinstance(part, list) and name.isdecimal() and len(name) < 9:
             part = part[int(name)] if int(name) < len(part) else None

@@ -121,9 +121,7 @@ class _Compiled(NamedTuple):
 class Matcher:
     """Where one answer stands in its grammar."""
 
-    def __init__(
-        self, source: _Compiled, eos_token_ids: Collection[int], number_limit: NumberLimit | None = None
-    ) -> None:
+    def __init__(self, source: _Compiled, eos_token_ids: Collection[int], number_limit: NumberLimit | None) -> None:
         self.source = source
         self._matcher = source.matcher.deep_copy()
         self._number_limit = number_limit

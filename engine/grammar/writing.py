@@ -72,7 +72,7 @@ def _schema_text(schema: Mapping[str, Any] | bool | None) -> str:
         return json.dumps({"type": "object"})
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}  # the library reads objects only
-    if (depth := depth_of(schema)[0]) > MAX_DEPTH:
+    if (depth := depth_of(schema)) > MAX_DEPTH:
         raise InvalidRequest(
             f"The schema is nested {depth} levels deep, but at most {MAX_DEPTH} are allowed: use fewer levels, or "
             "references.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hamburger.model.config import ModelConfig
 from hamburger.model.kernel_shapes import BLOCK, GROUP, packed_bytes
@@ -40,6 +40,8 @@ def as_numbers(config: ModelConfig, number_bytes: int, *, copies_tied_head: bool
     embeddings."""
     sizes = {tensor: math.prod(shape) for tensor, shape in tensor_shapes(config).items()}
     rows = sizes.pop("short_list", 0)
+    for name in _held_once(config):
+        sizes.pop(name, None)
     trunk = config.trunk
     embeddings = sum(sizes.pop(name, 0) for name in ("model.embed_tokens.weight", "lm_head.weight"))
     head, short = trunk.vocab_size * trunk.hidden_size, rows * trunk.hidden_size
@@ -51,6 +53,23 @@ def as_numbers(config: ModelConfig, number_bytes: int, *, copies_tied_head: bool
         other=(embeddings + copies) * number_bytes + rows * _SHORT_LIST_ID_BYTES,
         is_packed=False,
     )
+
+
+def as_int8(config: ModelConfig, number_bytes: int) -> Held:
+    """As a GPU has them that was asked for int8 (gpu/int8.py): the linears of trunk and micro decoder, and a copy of
+    the micro-steps' head, in bytes with a scale a row; all else in numbers of so many bytes."""
+    plain, trunk = as_numbers(config, number_bytes), config.trunk
+    tensors = dict(plain.tensors)
+    for name, shape in tensor_shapes(config).items():
+        is_linear = len(shape) == 2 and not name.endswith(("norm.weight", "mlp.gate.weight"))
+        if is_linear and name.startswith(("model.layers.", "micro_decoder.")):
+            tensors[name] = math.prod(shape) + shape[0] * _FLOAT_BYTES
+    if config.graft is None:
+        return replace(plain, tensors=tensors)
+    rows = config.graft.short_list_size or trunk.vocab_size
+    micro_head = rows * (trunk.hidden_size + _FLOAT_BYTES)
+    in_numbers = plain.micro_head if config.graft.short_list_size else 0  # a copy, too
+    return replace(plain, tensors=tensors, micro_head=micro_head, other=plain.other - in_numbers + micro_head)
 
 
 def as_packed(config: ModelConfig, number_bytes: int, four_bits: Collection[str] = ()) -> Held:

@@ -1,4 +1,4 @@
-"""Shapes to plan with where there is no checkpoint: two published trunks, and the grafts of training. No torch.
+"""Shapes to plan with where there is no checkpoint: published trunks, and the grafts of training. No torch.
 
 docs/scaling.md states the same numbers; tests compare.
 """
@@ -41,6 +41,9 @@ PRESETS: dict[str, TrunkConfig] = {
     ),
     "llama-3.1-8b": _llama3(
         8.0, width=4096, feed_forward=14336, layers=32, kv_heads=8, head_dim=128, tied=False
+    ),
+    "llama-3.1-70b": _llama3(
+        8.0, width=8192, feed_forward=28672, layers=80, kv_heads=8, head_dim=128, tied=False
     ),
 }  # fmt: skip
 

@@ -8,67 +8,20 @@ reads no files and prints nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
-from hamburger.engine.core.pool import blocks_of_pool, lora_bytes, pool_share
-from hamburger.engine.plan.held import Held, as_numbers
+from hamburger.engine.core.pool import blocks_of_pool, pool_share
+from hamburger.engine.plan.shape import Shape
 from hamburger.engine.types.settling import Settling
-from hamburger.model.config import ConfigError, ModelConfig, kv_slot_bytes
-from hamburger.model.tensor_shapes import tensor_shapes
-
-NUMBER_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-KV_BYTES = {**NUMBER_BYTES, "int8": 1}  # and a scale a head
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightReads:
-    """Bytes of weights that a step reads. trunk: by one macro-step, without a head; head: for its one token; merge:
-    besides, where it reads a slot of several tokens; micro: by one micro-step, head included. plain: as `trunk`, of the
-    base. experts: the part of trunk and plain that is experts', of which each stream reads expert_share.
-    """
-
-    trunk: int
-    head: int
-    merge: int
-    micro: int
-    plain: int
-    experts: int = 0
-    expert_share: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What planning needs of a model. weights_bytes: all that is loaded. max_model_len: None where nothing says it.
-
-    tokens_per_kv: what was measured of the checkpoint; reads: None where only a number of parameters is known. slides:
-    whether some layers see a sliding window. loras: the bytes of a LoRA adapter of a rank; None as reads.
-    """
-
-    name: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    parameters: int
-    weights_bytes: int
-    kv_bytes: int
-    max_model_len: int | None
-    max_group: int | None
-    tokens_per_kv: float
-    reads: WeightReads | None
-    slides: bool = False
-    loras: Callable[[int], int] | None = None
-
-    @property
-    def slot_bytes(self) -> int:
-        return kv_slot_bytes(self.num_layers, self.num_kv_heads, self.head_dim, self.kv_bytes)
+from hamburger.model.config import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """memory_bytes: all that the model may use, None if only the pool's size is known; reserved_bytes: of it, what
+    """Each of them, where several GPUs share a model; kv_cache_memory is of all together.
+
+    memory_bytes: all that the model may use, None if only the pool's size is known; reserved_bytes: of it, what
     others take. bandwidth: bytes a second that can be read; None leaves speed out.
     """
 
@@ -99,7 +52,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Tokens a second that reading weights and KV alone would allow: no more can be had, a real server has less."""
+    """Tokens a second that reading weights and KV alone would allow: no more can be had, a real server has less. But
+    accepted drafts, of which a plan knows nothing, make more of one token a pass."""
 
     one_stream: float
     one_stream_plain: float
@@ -109,13 +63,15 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer. `plain` is a server of the same memory and weights with one token a slot.
+    """The answer. `plain` is a server of the same memory and weights with one token a slot. Bytes are those of each of
+    num_gpus, but parameters are all.
 
-    tokens_per_kv: of a whole answer. slots_per_request: the most that one holds at a time. loras_bytes: what adapters
-    will take.
+    tokens_per_kv: of a whole answer. tokens_per_pass: of its passes, drafts aside. slots_per_request: the most that one
+    holds at a time. loras_bytes: what adapters will take.
     """
 
     model: str
+    num_gpus: int
     parameters: int
     weights_bytes: int
     loras_bytes: int
@@ -127,46 +83,13 @@ class Plan:
     prompt_tokens: int
     output_tokens: int
     tokens_per_kv: float
+    tokens_per_pass: float
     slots_per_request: int
     slots_per_request_plain: int
     concurrent_requests: int
     concurrent_requests_plain: int
     max_num_seqs: int | None
     speed: Speed | None
-
-
-def shape_of(
-    name: str, config: ModelConfig, dtype: str, kv_dtype: str | None = None, *, held: Held | None = None
-) -> Shape:
-    """The shape of a model that is loaded in a dtype. kv_dtype: of the KV pool, if it is another. held: how its weights
-    are, if not in numbers of the dtype."""
-    trunk, graft, number_bytes = config.trunk, config.graft, NUMBER_BYTES[dtype]
-    held = as_numbers(config, number_bytes) if held is None else held
-    plain, stop = held.of("model.layers.", "model.norm."), held.of("stop_head.")
-    sizes = (math.prod(shape) for tensor, shape in tensor_shapes(config).items() if tensor != "short_list")
-    return Shape(
-        name=name,
-        num_layers=trunk.num_layers,
-        num_kv_heads=trunk.num_kv_heads,
-        head_dim=trunk.head_dim,
-        parameters=sum(sizes),
-        weights_bytes=held.total,
-        kv_bytes=KV_BYTES[kv_dtype or dtype],
-        max_model_len=trunk.context_tokens,
-        max_group=config.max_group,
-        tokens_per_kv=graft.expected_tokens_per_kv if graft and graft.groups == "composed" else 1.0,
-        reads=WeightReads(
-            trunk=plain + stop,
-            head=held.head,
-            merge=held.of("embedder.", "adapter."),
-            micro=held.of("micro_decoder.", "stop_head.") + held.micro_head if graft else 0,
-            plain=plain,
-            experts=sum(size for tensor, size in held.tensors.items() if ".experts." in tensor),
-            expert_share=1.0 if trunk.experts is None else trunk.experts.per_token / trunk.experts.number,
-        ),
-        slides=bool(trunk.sliding_layers),
-        loras=partial(lora_bytes, trunk, number_bytes=None if held.is_packed else number_bytes),
-    )
 
 
 def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
@@ -181,9 +104,11 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
         max_model_len=context,
         max_num_seqs=load.max_num_seqs,
     )
-    if load.settling is not None and shape.slides:
+    if load.settling is not None and shape.slides_beyond is not None and context > shape.slides_beyond:
+        remedy = f", or set max_model_len to {shape.slides_beyond} at most" if shape.slides_beyond else ""
         raise ConfigError(
-            f"settle is on, but layers of {shape.name} see a sliding window of slots, which would move: leave it out."
+            f"settle is on, but layers of {shape.name} see a sliding window of slots, which would move: leave it out"
+            f"{remedy}."
         )
     held, most = _answer_slots(ratio, load)
     slots = load.prompt_tokens + most
@@ -195,6 +120,7 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
     num_slots = num_blocks * load.block_size
     return Plan(
         model=shape.name,
+        num_gpus=shape.num_parts,
         parameters=shape.parameters,
         weights_bytes=shape.weights_bytes,
         loras_bytes=loras,
@@ -206,6 +132,7 @@ def make_plan(shape: Shape, machine: Machine, load: Load) -> Plan:
         prompt_tokens=load.prompt_tokens,
         output_tokens=load.output_tokens,
         tokens_per_kv=load.output_tokens / held if load.settling else ratio,
+        tokens_per_pass=ratio,
         slots_per_request=slots,
         slots_per_request_plain=plain_slots,
         concurrent_requests=concurrent,
@@ -263,7 +190,7 @@ def _loras_bytes(shape: Shape, load: Load) -> int:
 
 def _pool_budget(shape: Shape, machine: Machine, loras_bytes: int) -> int:
     """Bytes, as the engine finds them once the weights are loaded."""
-    pool = machine.kv_cache_memory
+    pool = None if machine.kv_cache_memory is None else machine.kv_cache_memory // shape.num_parts
     if machine.memory_bytes is None:
         if pool is None:
             raise ConfigError(
@@ -272,12 +199,14 @@ def _pool_budget(shape: Shape, machine: Machine, loras_bytes: int) -> int:
         return pool
     free = machine.memory_bytes - machine.reserved_bytes - shape.weights_bytes - loras_bytes
     if free < (pool or 1):
+        of_each = "" if shape.num_parts == 1 else f" on each of {shape.num_parts} GPUs"
         needed = "" if not loras_bytes else f" and LoRA adapters of {loras_bytes / 2**30:.2f} GiB"
         needed += "" if pool is None else f" and a KV pool of {pool / 2**30:.2f} GiB"
         raise ConfigError(
             f"memory is {machine.memory_bytes / 2**30:.2f} GiB, which does not hold {shape.name}'s weights of "
-            f"{shape.weights_bytes / 2**30:.2f} GiB{needed} beside {machine.reserved_bytes / 2**30:.2f} GiB that are "
-            "reserved: take a larger machine, a smaller model, or fewer bytes a number (dtype)."
+            f"{shape.weights_bytes / 2**30:.2f} GiB{of_each}{needed} beside {machine.reserved_bytes / 2**30:.2f} GiB "
+            "that are reserved: take a larger machine, more GPUs (tensor_parallel_size), a smaller model, or fewer "
+            "bytes a number (dtype)."
         )
     return pool_share(machine.device, free) if pool is None else pool
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
-from hamburger.engine.plan.held import Held, as_numbers, as_packed
+from hamburger.engine.plan.held import Held, as_int8, as_numbers, as_packed
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
-from hamburger.engine.plan.plan import KV_BYTES, NUMBER_BYTES, Load, Machine, Plan, Shape, make_plan, shape_of
+from hamburger.engine.plan.plan import Load, Machine, Plan, make_plan
+from hamburger.engine.plan.shape import KV_BYTES, NUMBER_BYTES, Shape, num_parameters, shape_of
 from hamburger.engine.types.config import SETTLE_SETTINGS, EngineArgs
 from hamburger.engine.types.settling import Settling
 from hamburger.model.checkpoints.config.folder import read_model_config
@@ -19,8 +20,10 @@ from hamburger.model.checkpoints.settle_settings import settle_settings
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.kernel_shapes import layers_fit
+from hamburger.model.parallel.step_shape import shard_trunk
 
 _PROMPT, _OUTPUT = 1024, 512  # tokens, where a context has room for them
+_SLOTS = "slots of a request"
 _EXPLICIT = ("layers", "kv_heads", "head_dim", "parameters")
 
 
@@ -33,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         kv_cache_memory=args.kv_cache_memory,
         bandwidth=args.bandwidth,
     )
+    _check_split(args)
     shape, fitted = _shape(args)
     prompt_tokens, output_tokens = _request(args, shape)
     load = Load(
@@ -49,6 +53,14 @@ def run(args: argparse.Namespace) -> int:
     plan = make_plan(shape, machine, load)
     print(json.dumps(asdict(plan), indent=2) if args.json else table(plan))
     return 0
+
+
+def _check_split(args: argparse.Namespace) -> None:
+    """Raises ConfigError for what the engine refuses of several GPUs."""
+    size = args.tensor_parallel_size
+    EngineArgs(tensor_parallel_size=size, settle=args.settle, max_loras=args.max_loras, quantization=args.quantization)
+    if size > 1 and args.device == "cpu":
+        raise ConfigError(f"tensor_parallel_size is {size}, but device is cpu, whose memory they share: plan it for 1.")
 
 
 def _request(args: argparse.Namespace, shape: Shape) -> tuple[int, int]:
@@ -70,6 +82,7 @@ def _settling(args: argparse.Namespace, fitted: Mapping[str, float]) -> Settling
 
 def _shape(args: argparse.Namespace) -> tuple[Shape, Mapping[str, float]]:
     """And what suits the model of settling."""
+    size = args.tensor_parallel_size
     given = [name for name in _EXPLICIT if getattr(args, name) is not None]
     if not given:
         name, config, four_bits, fitted = _model(args.model, args.base)
@@ -77,24 +90,29 @@ def _shape(args: argparse.Namespace) -> tuple[Shape, Mapping[str, float]]:
             if config.graft is not None:
                 raise ConfigError(f"graft is {args.graft}, but {name} is a HAMburger already: leave it out.")
             config = with_graft(config.trunk, args.graft)
-        return shape_of(name, config, args.dtype, _kv_dtype(args), held=_held(args, config, four_bits)), fitted
+        part = replace(config, trunk=shard_trunk(config.trunk, size))
+        shape = shape_of(name, part, args.dtype, _kv_dtype(args), held=_held(args, part, four_bits))
+        return replace(shape, parameters=num_parameters(config), num_parts=size), fitted
     for option in ("model", "base", "graft"):
         if getattr(args, option) is not None:
             raise ConfigError(f"{option} is given, and {given[0]} too: give a model, or its numbers.")
     if missing := [name for name in _EXPLICIT if name not in given]:
         raise ConfigError(f"{given[0]} is given without {', '.join(missing)}: give all four, or a model.")
+    if args.kv_heads % size:
+        raise ConfigError(f"tensor_parallel_size is {size}, but it must divide kv_heads, which is {args.kv_heads}.")
     shape = Shape(
         name=f"{args.parameters:,} parameters",
         num_layers=args.layers,
-        num_kv_heads=args.kv_heads,
+        num_kv_heads=args.kv_heads // size,
         head_dim=args.head_dim,
         parameters=args.parameters,
-        weights_bytes=args.parameters * NUMBER_BYTES[args.dtype],
+        weights_bytes=-(-args.parameters // size) * NUMBER_BYTES[args.dtype],
         kv_bytes=KV_BYTES[_kv_dtype(args) or args.dtype],
         max_model_len=None,
         max_group=None,
         tokens_per_kv=1.0,
         reads=None,
+        num_parts=size,
     )
     return shape, {}
 
@@ -116,36 +134,50 @@ def _model(model: str | None, base: str | None) -> tuple[str, ModelConfig, Calla
 
 def _held(args: argparse.Namespace, config: ModelConfig, four_bits: Callable[[], set[str]]) -> Held:
     """As a server would have the weights: on a CPU by the engine's own rule (engine/device/load.py)."""
-    number_bytes, on_cpu = NUMBER_BYTES[args.dtype], args.device == "cpu"
-    if on_cpu and args.quantization == "auto" and args.dtype == "bfloat16" and layers_fit(config.trunk):
-        return as_packed(config, number_bytes, four_bits())
+    number_bytes, on_cpu, asked = NUMBER_BYTES[args.dtype], args.device == "cpu", args.quantization
+    if asked == "int8" and not on_cpu:
+        if args.dtype == "float32":
+            raise ConfigError("quantization is int8, which a GPU multiplies with inputs of 16 bits: set another dtype.")
+        return as_int8(config, number_bytes)
+    fits = layers_fit(config.trunk) and args.dtype != "float16"
+    if on_cpu and fits and (asked == "int8" or (asked == "auto" and args.dtype == "bfloat16")):
+        return as_packed(config, number_bytes, four_bits() if asked == "auto" else ())
+    if asked == "int8":
+        raise ConfigError(
+            "quantization is int8, which there are no kernels for with float16, or with widths that are no multiples "
+            "of 32: use none."
+        )
     return as_numbers(config, number_bytes, copies_tied_head=on_cpu and args.dtype != "float16")
 
 
 def table(plan: Plan) -> str:
-    """The plan for people."""
-    g = plan.tokens_per_kv
-    ratio = plan.concurrent_requests / plan.concurrent_requests_plain
+    """The plan for people. Beside what groups or settled slots save stands a server without them."""
+    each = "" if plan.num_gpus == 1 else f" on each of {plan.num_gpus} GPUs"
     rows = [
         ("model", plan.model),
         ("parameters", f"{plan.parameters:,}"),
-        ("weights", _gib(plan.weights_bytes)),
+        ("weights", _gib(plan.weights_bytes) + each),
         *([("LoRA adapters", _gib(plan.loras_bytes))] if plan.loras_bytes else []),
-        ("one slot", f"{plan.slot_bytes / 1024:,.{0 if plan.slot_bytes % 1024 == 0 else 1}f} KiB"),
-        ("KV pool", f"{_gib(plan.pool_bytes)}: {plan.pool_slots:,} slots in {plan.pool_blocks:,} blocks"),
+        ("one slot", f"{plan.slot_bytes / 1024:,.{0 if plan.slot_bytes % 1024 == 0 else 1}f} KiB{each}"),
+        ("KV pool", f"{_gib(plan.pool_bytes)}{each}: {plan.pool_slots:,} slots in {plan.pool_blocks:,} blocks"),
         ("one request", f"{plan.prompt_tokens:,} prompt and {plan.output_tokens:,} answer tokens"),
         ("", ""),
-        ("", f"{f'{g:.4g} tokens per KV':>20}{'one token a slot':>20}"),
-        ("slots of a request", f"{plan.slots_per_request:>20,}{plan.slots_per_request_plain:>20,}"),
-        ("requests at once", f"{plan.concurrent_requests:>20,}{plan.concurrent_requests_plain:>20,}{ratio:>9.2f} x"),
     ]
-    speed = plan.speed
-    if speed is not None:
-        for name, ours, plain in (
-            ("one stream, at most", speed.one_stream, speed.one_stream_plain),
-            ("all, at most", speed.all_requests, speed.all_requests_plain),
-        ):
-            rows.append((name, f"{ours:>14,.0f} tok/s{plain:>14,.0f} tok/s{ours / plain:>9.2f} x"))
+    compared = plan.slots_per_request != plan.slots_per_request_plain
+    if compared:
+        rows.append(("", f"{f'{plan.tokens_per_kv:.4g} tokens per KV':>20}{'one token a slot':>20}"))
+
+    def row(name: str, ours: float, plain: float, unit: str = "") -> None:
+        width = 20 - len(unit) if compared else 0
+        beside = f"{plain:>{width},.0f}{unit}" if compared else ""
+        gain = f"{ours / plain:>9.2f} x" if compared and name != _SLOTS else ""
+        rows.append((name, f"{ours:>{width},.0f}{unit}{beside}{gain}"))
+
+    row(_SLOTS, plan.slots_per_request, plan.slots_per_request_plain)
+    row("requests at once", plan.concurrent_requests, plan.concurrent_requests_plain)
+    if (speed := plan.speed) is not None:
+        row("one stream, at most", speed.one_stream, speed.one_stream_plain, " tok/s")
+        row("all, at most", speed.all_requests, speed.all_requests_plain, " tok/s")
     lines = [f"{name:<22}{value}".rstrip() for name, value in rows]
     seats, default = plan.concurrent_requests, EngineArgs().max_num_seqs
     if plan.max_num_seqs is None and seats > default:
@@ -153,9 +185,11 @@ def table(plan: Plan) -> str:
     if plan.max_num_seqs == seats:
         lines += ["", f"max_num_seqs is the limit here, {seats} answers at once, not memory."]
     if speed is not None:
+        drafts = "" if plan.tokens_per_pass > 1 else "\nThey count one token a pass: accepted drafts add to it."
         lines += [
             "",
-            "Speeds: what reading weights and KV alone would allow. A bound, no measurement; computing is not counted.",
+            "Speeds: what reading weights and KV alone would allow. A bound, no measurement; computing is not counted."
+            + drafts,
         ]
     return "\n".join(lines)
 

@@ -9,6 +9,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from hamburger.engine.text.tokenizer_files import TOKEN_ID, text_of
+
 logger = logging.getLogger(__name__)
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -46,18 +48,17 @@ def add_named_tokens(
 def _named(named: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[tuple[AddedToken, int | None]]:
     decoder = named.get("added_tokens_decoder")
     for token_id, entry in decoder.items() if isinstance(decoder, dict) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and str(token_id).isdecimal():
+        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and TOKEN_ID.fullmatch(token_id):
             flags = {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
             if entry["content"]:
                 yield AddedToken(entry["content"], **flags), int(token_id)
     entries = [entry for field in _LISTS if isinstance(named.get(field), list) for entry in named[field]]
     entries += [value for field, value in named.items() if field.endswith("_token")]
-    special = {entry.get("content") if isinstance(entry, dict) else entry for entry in entries}
+    special = {text_of(entry) for entry in entries}
     for name, token_id in added.items():
         if name and isinstance(token_id, int):
             yield AddedToken(name, special=name in special, normalized=name not in special), token_id
     for field in _LISTS:
         for entry in named[field] if isinstance(named.get(field), list) else ():
-            content = entry.get("content") if isinstance(entry, dict) else entry
-            if isinstance(content, str) and content:
+            if content := text_of(entry):
                 yield AddedToken(content, special=True, normalized=False), None

@@ -15,7 +15,8 @@ import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from hamburger.engine.types.errors import TokenizerError
-from hamburger.model.checkpoints.gguf_file import GgufReader
+from hamburger.model.checkpoints.gguf_file import open_gguf, value_of
+from hamburger.model.checkpoints.sources import CheckpointError
 
 _REMEDY = "put the model's tokenizer.json (and tokenizer_config.json) beside the file, or name the base with --base."
 
@@ -74,7 +75,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         raise TokenizerError(
             f"{path} holds a tokenizer of kind {model!r}; only byte-level BPE ('gpt2') is built from GGUF: {_REMEDY}"
         )
-    rules = _RULES.get(pre)
+    rules = _RULES.get(str(pre))
     if rules is None:
         known = ", ".join(_RULES)
         raise TokenizerError(
@@ -83,55 +84,73 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     tokens, merges, kinds = get("ggml.tokens"), get("ggml.merges"), get("ggml.token_type")
     if not tokens or merges is None:
         raise TokenizerError(f"{path} lacks tokenizer.ggml.tokens or tokenizer.ggml.merges: {_REMEDY}")
+    if not (_are(str, tokens) and _are(str, merges) and _are(int, kinds or [])):
+        raise TokenizerError(f"{path} lists other things than tokens, merges and token types: {_REMEDY}")
     if len(set(tokens)) != len(tokens):
         raise TokenizerError(f"{path} lists a token twice: {_REMEDY}")
-    backend = _build(tokens, merges, kinds or [], rules)
     special_tokens = _special_tokens(get, tokens)
     add_bos = get("ggml.add_bos_token")
     bos = special_tokens.get("bos_token")
-    if bos is not None and (rules.add_bos if add_bos is None else add_bos):
-        backend.post_processor = processors.Sequence(
-            [
-                processors.ByteLevel(trim_offsets=False),
-                processors.TemplateProcessing(
-                    single=f"{bos} $A",
-                    pair=f"{bos} $A {bos}:1 $B:1",
-                    special_tokens=[(bos, get("ggml.bos_token_id"))],
-                ),
-            ]
-        )
+    try:
+        backend = _build(tokens, merges, kinds or [], rules)
+        if bos is not None and (rules.add_bos if add_bos is None else add_bos):
+            backend.post_processor = processors.Sequence(
+                [
+                    processors.ByteLevel(trim_offsets=False),
+                    processors.TemplateProcessing(
+                        single=f"{bos} $A",
+                        pair=f"{bos} $A {bos}:1 $B:1",
+                        special_tokens=[(bos, get("ggml.bos_token_id"))],
+                    ),
+                ]
+            )
+    except MemoryError:
+        raise  # it is not the file's fault
+    except Exception as error:  # the library raises nothing narrower
+        raise TokenizerError(f"{path} holds no tokenizer that can be built: {error}. Else {_REMEDY}") from error
     return GgufTokenizer(backend, special_tokens, _chat_templates(get))
+
+
+def _are(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
 
 
 def read_gguf_chat(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Special tokens and chat templates, as in GgufTokenizer, of a file with a tokenizer of any kind. Raises
     TokenizerError."""
     get = _fields_of(path)
-    return _special_tokens(get, get("ggml.tokens") or []), _chat_templates(get)
+    return _special_tokens(get, _listed(get("ggml.tokens"))), _chat_templates(get)
 
 
 def _fields_of(path: Path) -> Callable[[str], Any]:
     """What gives a value by its name behind `tokenizer.`, None where there is none. Raises TokenizerError."""
     try:
-        fields = GgufReader(path).fields
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} is not a readable GGUF file: {error}") from error
+        fields = open_gguf(path).fields
+    except CheckpointError as error:
+        raise TokenizerError(f"{path} is not a readable GGUF file: {error.__cause__}") from error
 
     def get(key: str) -> Any:
         field = fields.get(f"tokenizer.{key}")
-        return None if field is None else field.contents()
+        try:
+            return None if field is None else value_of(path, field)
+        except CheckpointError as error:
+            raise TokenizerError(str(error)) from error
 
     return get
 
 
 def _special_tokens(get: Callable[[str], Any], tokens: list[str]) -> dict[str, str]:
     ids = {name: get(f"ggml.{key}_token_id") for key, name in _SPECIAL_TOKENS.items()}
-    return {name: tokens[i] for name, i in ids.items() if i is not None and i < len(tokens)}
+    return {name: tokens[i] for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}
 
 
 def _chat_templates(get: Callable[[str], Any]) -> dict[str, str]:
-    names = {"default": "chat_template"} | {name: f"chat_template.{name}" for name in get("chat_templates") or ()}
-    return {name: source for name, key in names.items() if (source := get(key)) is not None}
+    names = {"default": "chat_template"} | {name: f"chat_template.{name}" for name in _listed(get("chat_templates"))}
+    return {name: source for name, key in names.items() if isinstance(source := get(key), str)}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _build(tokens: list[str], merges: list[str], kinds: list[int], rules: _Rules) -> Tokenizer:

@@ -13,7 +13,7 @@ from hamburger.engine.types.sampling_params import SamplingParams, ThinkingBudge
 
 
 class TokenMatcher(Protocol):
-    """Where one answer stands in what it must look like. Matcher (grammar.py) is one, TokenRules another."""
+    """Where one answer stands in what it must look like. Matcher (matching.py) is one, TokenRules another."""
 
     @property
     def is_complete(self) -> bool:

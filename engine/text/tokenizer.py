@@ -6,18 +6,16 @@ It knows nothing of requests, groups or streams.
 from __future__ import annotations
 
 import copy
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tokenizers
 
 from hamburger.engine.text.added_tokens import add_named_tokens
 from hamburger.engine.text.chat_template import ChatTemplate, read_chat_templates
+from hamburger.engine.text.spelling import Spelling
 from hamburger.engine.text.tokenizer_files import TOKENIZER, read_json, special_tokens_of
 from hamburger.engine.types.errors import TokenizerError as TokenizerError
 
@@ -58,7 +56,7 @@ class Tokenizer:
         sources = chat_templates or {}
         self._template_variables: Mapping[str, Any] = {}
         self._templates = {name: ChatTemplate(sources[name]) for name in ("default", "tool_use") if name in sources}
-        self._spelling = _Spelling.of(backend)
+        self._spelling = Spelling.of(backend)
         self._bytes: dict[tuple[int, bool], bytes] = {}
         self.streams_bytes = self._spelling is not None
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -242,68 +240,6 @@ class Tokenizer:
     def _special(self, name: str) -> tuple[str | None, int | None]:
         token = self._special_tokens.get(name)
         return token, None if token is None else self._backend.token_to_id(token)
-
-
-@dataclass(frozen=True, slots=True)
-class _Spelling:
-    """How the written form of a token in the vocabulary stands for bytes: what the decoder does, token by token.
-
-    space: the symbol written for a space (sentencepiece's U+2581). byte_fallback: "<0x0A>" is one byte.
-    at_start: what happens to a first token: nothing, one leading space is cut, or all its space symbols are dropped.
-    """
-
-    byte_level: bool = False
-    space: str | None = None
-    byte_fallback: bool = False
-    at_start: Literal["keep", "cut", "drop"] = "keep"
-
-    @classmethod
-    def of(cls, backend: tokenizers.Tokenizer) -> _Spelling | None:
-        """None for a decoder that is not one of the two families (byte-level, sentencepiece)."""
-        if backend.decoder is None:
-            return None
-        described = json.loads(backend.decoder.__getstate__())
-        steps = described["decoders"] if described["type"] == "Sequence" else [described]
-        if [step["type"] for step in steps] == ["ByteLevel"]:
-            return cls(byte_level=True)
-        space: str | None = None
-        byte_fallback = fused = False
-        at_start: Literal["keep", "cut", "drop"] = "keep"
-        for step in steps:
-            match step:
-                case {"type": "Replace", "pattern": {"String": str(symbol)}, "content": " "} if step is steps[0]:
-                    space = symbol
-                case {"type": "Metaspace", "replacement": str(symbol), "prepend_scheme": scheme} if not space:
-                    space, at_start = symbol, "keep" if scheme == "never" else "drop"
-                case {"type": "ByteFallback"}:
-                    byte_fallback = True
-                case {"type": "Fuse"}:
-                    fused = True
-                case {"type": "Strip", "content": " ", "start": 0 | 1 as start, "stop": 0} if fused:
-                    at_start = "cut" if start else at_start
-                case _:
-                    return None
-        return cls(space=space, byte_fallback=byte_fallback, at_start=at_start)
-
-    def to_bytes(self, token: str, first: bool) -> bytes:
-        if self.byte_level:
-            # A token with any other character (an added one) is written as it is.
-            return bytes(_BYTE_OF[c] for c in token) if all(c in _BYTE_OF for c in token) else token.encode()
-        if self.space:
-            token = token.replace(self.space, "" if first and self.at_start == "drop" else " ")
-        is_byte = self.byte_fallback and re.fullmatch("<0x[0-9A-Fa-f]{2}>", token)
-        data = bytes([int(token[3:5], 16)]) if is_byte else token.encode()
-        return data.removeprefix(b" ") if first and self.at_start == "cut" else data
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: every byte as one printable character; those that are not printable follow from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
 
 
 def load_tokenizer(path: str) -> Tokenizer:

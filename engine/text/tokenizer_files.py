@@ -14,6 +14,7 @@ from hamburger.engine.types.errors import TokenizerError
 
 TOKENIZER = "tokenizer.json"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKEN_ID = re.compile(r"[0-9]{1,9}")  # as a key
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
 
 
@@ -25,7 +26,7 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{file} does not hold a JSON object.")
@@ -39,7 +40,7 @@ def special_tokens_of(folder: Path, added: Mapping[int, AddedToken]) -> dict[str
     ids = read_json(folder / "config.json") | read_json(folder / "generation_config.json")
     found: dict[str, str] = {}
     for name in _SPECIAL_NAMES:
-        token = _text(named.get(name))
+        token = text_of(named.get(name))
         if token is None and name not in config:
             token_id = ids.get(f"{name}_id")
             token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
@@ -50,7 +51,7 @@ def special_tokens_of(folder: Path, added: Mapping[int, AddedToken]) -> dict[str
             found[name] = token
     named_too = config.get("extra_special_tokens")
     for name, value in named_too.items() if isinstance(named_too, dict) else ():
-        if (token := _text(value)) is not None:
+        if (token := text_of(value)) is not None:
             found.setdefault(name, token)
     return found
 
@@ -70,15 +71,15 @@ def _end_token_id(folder: Path) -> int | None:
     if not (folder / TOKENIZER).is_file():
         return None
     config = read_json(folder / "tokenizer_config.json")
-    token = _text((read_json(folder / "special_tokens_map.json") | config).get("eos_token"))
+    token = text_of((read_json(folder / "special_tokens_map.json") | config).get("eos_token"))
     if token is None:
         return None
     decoder = config.get("added_tokens_decoder")
     for key, entry in decoder.items() if isinstance(decoder, dict) else ():
-        if str(key).isdecimal() and _text(entry) == token:
+        if TOKEN_ID.fullmatch(key) and text_of(entry) == token:
             return int(key)
     for entry in _added_tokens(folder / TOKENIZER):
-        if isinstance(entry, dict) and isinstance(entry.get("id"), int) and _text(entry) == token:
+        if isinstance(entry, dict) and isinstance(entry.get("id"), int) and text_of(entry) == token:
             return int(entry["id"])
     return None
 
@@ -90,13 +91,13 @@ def _added_tokens(file: Path) -> list[Any]:
         if (found := _ADDED_TOKENS.search(text)) is None:
             return []
         tokens: list[Any] = json.JSONDecoder().raw_decode(text, found.end())[0]
-    except ValueError:  # whoever loads it says what is wrong
+    except (OSError, ValueError, RecursionError):  # whoever loads it says what is wrong
         return []
     return tokens
 
 
-def _text(token: Any) -> str | None:
-    """Of a token as it is, or as an AddedToken that is written out."""
+def text_of(token: Any) -> str | None:
+    """Of a token as it is, or as an AddedToken that is written out; None for what is neither."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

@@ -45,11 +45,15 @@ class EngineArgs:
         None, "folder or hub id of the base model, for a checkpoint that holds only a part of it"
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    dtype: str = setting("auto", "what the weights become", choices=("auto", "bfloat16", "float32", "float16"))
+    dtype: str = setting(
+        "auto",
+        "numbers to compute with; auto: bfloat16 where the hardware multiplies it",
+        choices=("auto", "bfloat16", "float32", "float16"),
+    )
     # none keeps the dtype. auto is none on a GPU, and where the compiled kernels of a CPU cannot run.
     quantization: Quantization = setting(
         "auto",
-        "weights: none; on CPU auto (4 bits where a trunk has no more, else 8), int8, int4; on a GPU int8",
+        "bits of the weights; auto: on a CPU 4 where the checkpoint has no more, else 8, on a GPU none",
     )
     # All else between the matrices with it. auto: triton where its kernels can run.
     attention_backend: AttentionBackend = setting("auto", "what runs attention on a GPU: auto, torch or triton")
@@ -75,8 +79,8 @@ class EngineArgs:
     # verified: the text of the model itself; composed: the published form, whose groups are one slot.
     groups: Literal["auto", "composed", "verified"] = setting(
         "auto",
-        "what micro-steps are for: verified (drafts that the model checks), composed (tokens of one slot), or as the "
-        "checkpoint says",
+        "verified: the model checks all that is drafted, and the text is its own; composed: a group of tokens is one "
+        "KV slot, and the text changes; auto: as the checkpoint says",
     )
     # Of verified groups. What an answer holds of its old tokens: docs/architecture.md#settled-slots.
     settle: bool = setting(False, "whether old tokens of an answer give most of their KV slots back")
@@ -84,7 +88,7 @@ class EngineArgs:
         None, "newest tokens of an answer that keep their slots (default: what suits the model)", at_least=32
     )
     settle_growth: float | None = setting(
-        None, "share of the answer that does so, if it is more (default: what suits the model)", at_least=0,
+        None, "share of an answer's tokens that keep them, if that is more (default: what suits the model)", at_least=0,
         at_most=63 / 64,
     )  # fmt: skip
     settle_keep: float | None = setting(
@@ -92,7 +96,7 @@ class EngineArgs:
         at_most=63 / 64,
     )  # fmt: skip
     settle_limit: int | None = setting(
-        None, "most KV slots of an answer; what settled first is lost then, and a window that grows has half of it"
+        None, "most KV slots of an answer: beyond it what settled first is lost (default: no limit)"
     )
     # Beside the base, several in one step. A GPU keeps memory free for so many of that rank.
     max_loras: int = setting(0, "most LoRA adapters that are loaded at once; 0: those that lora names", at_least=0)
@@ -109,7 +113,7 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         _check_ranges(self)
-        _at_least("num_engines", self.num_engines, 1)
+        _at_least_one("num_engines", self.num_engines)
         _check_step_size(self)
         for name in () if self.settle else sorted(SETTLE_SETTINGS):
             if getattr(self, name) is not None:
@@ -215,7 +219,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_ranges(self)
-        _at_least("max_group", self.max_group, 1)
+        _at_least_one("max_group", self.max_group)
         _check_step_size(self)
         if self.total_slots < self.max_model_len:
             raise ConfigError(
@@ -244,6 +248,6 @@ def _check_step_size(config: EngineArgs | EngineConfig) -> None:
         )
 
 
-def _at_least(name: str, value: float, low: int) -> None:
-    if not value >= low:
-        raise ConfigError(f"{name} is {value}: it must be at least {low}.")
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} is {value}: it must be at least 1.")

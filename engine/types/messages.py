@@ -192,4 +192,8 @@ class EngineInfo:
     quantization: str = "none"  # or int8, int4
     kv_cache_dtype: str = "bfloat16"
     groups: Groups = "composed"
-    settles: bool = False  # old tokens of answers give slots back
+    settling: str = ""  # when old tokens of answers give slots back, as its settings say; empty where they never do
+
+    @property
+    def settles(self) -> bool:
+        return bool(self.settling)

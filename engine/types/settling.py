@@ -65,6 +65,12 @@ class Settling:
         )
 
     @property
+    def told(self) -> str:
+        """Its settings, for people and for what must tell two of them apart."""
+        limit = "" if self.limit is None else f", limit {self.limit}"
+        return f"window {self.window}, growth {self.growth:.4g}, keep {self.keep:.4g}{limit}"
+
+    @property
     def kept(self) -> int:
         """Slots of a chunk that stay."""
         return max(1, round(self.chunk * self.keep))

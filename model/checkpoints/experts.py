@@ -61,8 +61,11 @@ def experts_json(experts: ExpertsConfig, fields: ExpertFields) -> dict[str, Any]
 
 def one_by_one(trunk: TrunkConfig, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Mixtral's names, and tensors of all experts of a layer, as those of single experts: views, nothing is copied."""
-    if trunk.experts is None:
-        return tensors
+    return tensors if trunk.experts is None else of_single_experts(tensors)
+
+
+def of_single_experts(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The same of tensors that are known to have experts."""
     from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_of
 
     found: dict[str, Tensor | Lazy] = {}

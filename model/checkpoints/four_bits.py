@@ -9,6 +9,9 @@ from hamburger.model.checkpoints.sources import BUILTIN, ModelSource, embedded_g
 from hamburger.model.config import ModelConfig, TrunkConfig
 from hamburger.model.tensor_shapes import JOINED, tensor_shapes
 
+# The linears of an expert that are joined.
+_OF_EXPERTS = (("gate_proj", "up_proj"), ("down_proj",))
+
 
 def four_bit_linears(source: ModelSource, trunk: TrunkConfig) -> set[str]:
     """Canonical names of linears in the trunk's layers, of those that are joined all or none. Raises CheckpointError.
@@ -30,14 +33,22 @@ def four_bit_linears(source: ModelSource, trunk: TrunkConfig) -> set[str]:
 def _of_gguf(path: Path, trunk: TrunkConfig) -> set[str]:
     from gguf import GGMLQuantizationType as Kind  # the library, for such files alone
 
-    from hamburger.model.checkpoints.gguf_file import canonical_names, open_gguf
+    from hamburger.model.checkpoints.gguf_file import canonical_names, of_each_expert, open_gguf
 
     names = canonical_names(trunk)
     tensors = (tensor for tensor in open_gguf(path).tensors if tensor.tensor_type in (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K))
     kept = {names[tensor.name] for tensor in tensors if tensor.name in names}
+    joined_as = [*JOINED.values(), *([f"mlp.experts.{part}" for part in parts] for parts in _OF_EXPERTS)]
     all_of = (
         {f"model.layers.{layer}.{part}.weight" for part in parts}
         for layer in range(trunk.num_layers)
-        for parts in JOINED.values()
+        for parts in joined_as
     )
-    return set().union(*(joined for joined in all_of if joined <= kept))
+    number = 0 if trunk.experts is None else trunk.experts.number
+    return {
+        own
+        for joined in all_of
+        if joined <= kept
+        for name in joined
+        for own in (of_each_expert(name, number) if ".experts." in name else [name])
+    }

@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk_config, trunk_config_json
-from hamburger.model.checkpoints.gguf_file import ARCHITECTURES, canonical_names, open_gguf
-from hamburger.model.checkpoints.relatives import gemma3_factors
+from hamburger.model.checkpoints.gguf_file import ARCHITECTURES, canonical_names, of_each_expert, open_gguf, value_of
+from hamburger.model.checkpoints.relatives.gemma import gemma3_factors
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.checkpoints.weight_files import write_safetensors
 from hamburger.model.config import ModelConfig, TrunkConfig
@@ -77,7 +77,7 @@ def read_gguf_config(path: Path) -> TrunkConfig:
 def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
     def get(key: str, default: Any = None) -> Any:
         field = reader.get_field(key)
-        return default if field is None else field.contents()
+        return default if field is None else value_of(path, field)
 
     architecture = get("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -98,7 +98,8 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
         f"{architecture}.rope.scale_linear": 1,
         f"{architecture}.rope.dimension_count": head_dim,
         f"{architecture}.attention.value_length": head_dim,
-        f"{architecture}.expert_count": 0,
+        f"{architecture}.expert_count": own("expert_count") if architecture == "qwen3moe" else 0,
+        f"{architecture}.expert_shared_count": 0,
         f"{architecture}.final_logit_softcapping": 0,
         "split.count": 1,
     }
@@ -128,6 +129,9 @@ def _trunk_config(path: Path, reader: gguf.GGUFReader) -> TrunkConfig:
         "max_position_embeddings": own("context_length"),
         "eos_token_id": list(dict.fromkeys(i for i in ids if i is not None)),
     }
+    if architecture == "qwen3moe":  # all layers have them, and llama.cpp makes their chances sum to one
+        config |= {"num_experts": own("expert_count"), "num_experts_per_tok": own("expert_used_count")}
+        config |= {"moe_intermediate_size": own("expert_feed_forward_length"), "norm_topk_prob": True}
     if architecture == "gemma3":
         config |= {"sliding_window": own("attention.sliding_window"), "rope_scaling": scaling}
         # Not told where they are those that all of them have.
@@ -166,7 +170,8 @@ def _llama3_scaling(path: Path, plain: TrunkConfig, factors: Tensor) -> dict[str
 
 def _dequantise(path: Path, reader: gguf.GGUFReader, trunk: TrunkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Tensor by tensor, so that float32 is never held for more than one. Unknown names stay for the strict check."""
-    tensors, names = {}, canonical_names(trunk)
+    tensors: dict[str, Tensor] = {}
+    names = canonical_names(trunk)
     turned = {"q_proj": trunk.num_heads, "k_proj": trunk.num_kv_heads} if trunk.architecture == "llama" else {}
     factors = _factors(trunk)
     for tensor in reader.tensors:
@@ -176,6 +181,10 @@ def _dequantise(path: Path, reader: gguf.GGUFReader, trunk: TrunkConfig, dtype: 
         part = name.split(".")[-2]
         if heads := turned.get(part):
             weight = _unpermute(weight, heads, path, tensor.name)
+        if ".mlp.experts." in name and weight.dim() == 3:
+            each = of_each_expert(name, len(weight))
+            tensors |= {own: one.to(dtype) for own, one in zip(each, weight, strict=True)}
+            continue
         factor = factors.get(name, factors.get(part, 1.0))
         tensors[name] = (weight if factor == 1.0 else weight * factor).to(dtype)
     return tensors

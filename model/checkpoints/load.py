@@ -24,15 +24,22 @@ from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_
 from hamburger.model.checkpoints.lightning import load_lightning
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation, read_config
 from hamburger.model.checkpoints.quantised.weights import idle_biases, unquantised
-from hamburger.model.checkpoints.relatives import RETOLD_TENSORS, check_tied_head, retold_config, retold_tensors
-from hamburger.model.checkpoints.sources import (
-    BUILTIN,
-    PROBE_FILE,
-    CheckpointError,
-    ModelSource,
-    embedded_gguf,
+from hamburger.model.checkpoints.relatives.parts import check_tied_head
+from hamburger.model.checkpoints.relatives.retelling import (
+    has_retold_tensors,
+    reads_images,
+    retold_config,
+    retold_tensors,
 )
-from hamburger.model.checkpoints.weight_files import INDEX, WEIGHTS, read_files, read_folder, write_safetensors
+from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf
+from hamburger.model.checkpoints.weight_files import (
+    INDEX,
+    WEIGHTS,
+    own_files,
+    read_files,
+    read_folder,
+    write_safetensors,
+)
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
 
@@ -213,7 +220,7 @@ def _load_ours(source: ModelSource, dtype: torch.dtype, on_progress: Callable[[s
         # An adapter is merged in float32; without one the base comes in the dtype that is served.
         base = _load_base(source.base_path, torch.float32 if is_merged else dtype, on_progress)
     config = described.model(None if base is None else base.config.trunk)
-    own = read_files(sorted(file for file in source.path.glob("*.safetensors") if file.name != PROBE_FILE))
+    own = read_files(own_files(source.path))
     _check_own(config, own, base is not None, adapter, str(source.path))
     tensors = LazyTensors(own) if base is None else base.tensors | own
     if adapter is None:
@@ -244,12 +251,12 @@ def _load_plain(folder: Path, dtype: torch.dtype, on_progress: Callable[[str], N
     if quantisation is not None:
         on_progress(f"reading weights that are quantised ({quantisation.method})")
         # In float32 where they are multiplied: rounded before and after that, 4 bits would leave their grid.
-        own = torch.float32 if config.get("model_type") in RETOLD_TENSORS else dtype
+        own = torch.float32 if has_retold_tensors(config, str(file)) else dtype
         held = unquantised(quantisation, held, own, str(folder))
     tensors = LazyTensors(entries_of(one_by_one(trunk, retold_tensors(config, held, str(file)))))
     if quantisation is not None and quantisation.method == "gptq":
         tensors = tensors.without(idle_biases(tensors, tensor_shapes(ModelConfig(trunk=trunk))))
-    if config.get("model_type") == "gemma3":
+    if reads_images(config):
         on_progress(
             f"this model reads images, but its text part alone is served: {len(tensors)} of {len(held)} tensors"
         )

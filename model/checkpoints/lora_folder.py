@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hamburger.model.checkpoints.relatives import retold_name, retold_tensors
+from hamburger.model.checkpoints.relatives.retelling import retold_name, retold_tensors
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource, read_json
 from hamburger.model.checkpoints.weight_files import read_safetensors
 from hamburger.model.config import TrunkConfig
@@ -27,7 +27,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LINEARS = tuple(part for parts in JOINED.values() for part in parts)
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _MODULE = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(\w+\.\w+)")
-# Linears that relatives.py cuts apart, by what it makes of them.
+# Linears that relatives/ cuts apart, by what it makes of them.
 _CUT = {
     "q_proj": "qkv_proj",
     "k_proj": "qkv_proj",

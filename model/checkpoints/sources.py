@@ -159,7 +159,8 @@ def _folder(name: str, *, weights: bool = True) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         if (path / "latest").is_file() and not (path / "config.json").exists():
-            raise CheckpointError(f"{name} is a training run's folder: name a checkpoint in it, {path / 'step-...'}.")
+            latest = (path / "latest").read_text(encoding="utf-8", errors="replace").strip() or "step-..."
+            raise CheckpointError(f"{name} is a training run's folder: name a checkpoint in it, {path / latest}")
         if (path / "adapter_config.json").is_file() and not (path / "config.json").exists():
             raise CheckpointError(f"{name} is a LoRA adapter: serve its base model, with --lora NAME={name}.")
         return path

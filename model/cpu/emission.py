@@ -12,11 +12,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hamburger.model.batch import Adjustments, ForwardBatch, Reads, StepOutput, stop_probability
+from hamburger.model.batch import Adjustments, ForwardBatch, StepOutput, stop_probability
 from hamburger.model.cpu.backend import CpuBackend
 from hamburger.model.cpu.graft import CpuGraft
 from hamburger.model.cpu.structs import ChangesStruct, EmissionStruct, pointers
-from hamburger.model.emission.emission import GoOn, emitting_reads
+from hamburger.model.emission.emission import GoOn
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.noise import noise_keys
 from hamburger.model.sampler import Choice
@@ -34,9 +34,6 @@ class CpuEmission:
     def takes(self, batch: ForwardBatch) -> bool:
         s = batch.sampling
         return s.constraint is None and s.max_logprobs < 0 and (s.adjustments is None or not _needs_likeliest(batch))
-
-    def reads(self, batch: ForwardBatch) -> Reads:
-        return emitting_reads(batch)
 
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
         rows, width = states.shape[0], batch.max_group_limit

@@ -7,25 +7,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hamburger.model.batch import ForwardBatch, Reads, StepOutput
+from hamburger.model.batch import ForwardBatch, StepOutput
 
 
 class Emission(Protocol):
-    """Makes the groups of a batch's M emitting rows. It may read several states of a sequence."""
+    """Makes the groups of a batch's M emitting rows."""
 
     def takes(self, batch: ForwardBatch) -> bool:
         """Whether it can make this batch's groups."""
 
-    def reads(self, batch: ForwardBatch) -> Reads:
-        """The slots whose states it wants."""
-
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
-        """states [N, D] and features [M, D] each, of what it reads -> the groups."""
-
-
-def emitting_reads(batch: ForwardBatch) -> Reads:
-    """One state of each emitting sequence, with its features."""
-    return Reads(batch.emit, batch.emit.shape[0])
+        """states [M, D] and features [M, D] each, of the emitting rows -> the groups."""
 
 
 class GoOn:

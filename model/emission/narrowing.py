@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hamburger.model.backend import Backend
-from hamburger.model.batch import ForwardBatch, Reads, StepOutput, stop_probability
-from hamburger.model.emission.emission import GoOn, drafts_go_on, emitting_reads, last_confirmed
+from hamburger.model.batch import ForwardBatch, StepOutput, stop_probability
+from hamburger.model.emission.emission import GoOn, drafts_go_on, last_confirmed
 from hamburger.model.emission.groups import GrowingGroups
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.sampler import Choice, Draw, GroupSampler, LogprobsOf, token_logprobs
@@ -73,9 +73,6 @@ class NarrowingEmission:
 
     def takes(self, batch: ForwardBatch) -> bool:
         return True
-
-    def reads(self, batch: ForwardBatch) -> Reads:
-        return emitting_reads(batch)
 
     def emit(
         self, states: Tensor, features: list[Tensor], batch: ForwardBatch, only: Tensor | None = None

@@ -17,12 +17,11 @@ from hamburger.model.batch import (
     Adjustments,
     ForwardBatch,
     Logprobs,
-    Reads,
     SamplingBatch,
     StepOutput,
     stop_probability,
 )
-from hamburger.model.emission.emission import GoOn, drafts_go_on, emitting_reads
+from hamburger.model.emission.emission import GoOn, drafts_go_on
 from hamburger.model.noise import noise_keys
 from hamburger.model.sampler import (
     SORTED_PREFIX,
@@ -172,9 +171,6 @@ class StaticEmission:
 
     def takes(self, batch: ForwardBatch) -> bool:
         return batch.sampling.constraint is None
-
-    def reads(self, batch: ForwardBatch) -> Reads:
-        return emitting_reads(batch)
 
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
         backend, width, is_verified = self._backend, batch.max_group_limit, batch.checks is not None

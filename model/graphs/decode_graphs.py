@@ -20,10 +20,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hamburger.model.batch import ForwardBatch, Reads, StepOutput
-from hamburger.model.emission.emission import emitting_reads
+from hamburger.model.batch import ForwardBatch, StepOutput
 from hamburger.model.emission.narrowing import NarrowingEmission
-from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.graphs.capture import Capture
 from hamburger.model.graphs.pieces import KINDS, BucketStep, Pieces, StepTensors
 from hamburger.model.graphs.static_batch import StaticBatch
@@ -99,8 +97,7 @@ class DecodeGraphs:
         if bucket is None or not self._batch.holds_choices(batch):
             return self._eager.step(batch, cache)
         if not self._batch.holds(batch):
-            emission = ScoringEmission(self._backend, _ReplayedEmission(self, bucket))
-            return self._eager.step_with(emission, batch, cache)
+            return self._eager.step_with(_ReplayedEmission(self, bucket), batch, cache)
         self._batch.load(free := _unconstrained(batch), bucket)
         self._steps[bucket].trunk()
         return self._emit(batch, free, bucket)
@@ -144,9 +141,6 @@ class _ReplayedEmission:
 
     def takes(self, batch: ForwardBatch) -> bool:
         return True
-
-    def reads(self, batch: ForwardBatch) -> Reads:
-        return emitting_reads(batch)
 
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
         return self._graphs.emit_behind(states, features, batch, self._bucket)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hamburger.model.backend import Backend
 from hamburger.model.batch import ForwardBatch, SamplingBatch, StepOutput
-from hamburger.model.emission.emission import emitting_reads
+from hamburger.model.emission.scoring import reads_of
 from hamburger.model.emission.static import Groups, StaticChoices
 from hamburger.model.graphs.capture import Capture, Work
 from hamburger.model.graphs.static_batch import with_extras
@@ -115,7 +115,7 @@ class Pieces:
         self.choices[kind].take(index, self.tensors.logits, self.tensors.stop)
 
     def _trunk(self) -> None:
-        self.take_over(*self._backend.trunk(self.batch, self._cache, emitting_reads(self.batch)))
+        self.take_over(*self._backend.trunk(self.batch, self._cache, reads_of(self.batch)))
 
     def _micro_step(self, index: int) -> None:
         if index == 1:

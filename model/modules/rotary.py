@@ -110,31 +110,37 @@ def inverse_frequencies(config: TrunkConfig, max_positions: int = 0) -> Tensor:
 
 
 def _exponents(config: TrunkConfig, device: torch.device | None = None) -> Tensor:
-    size = config.rotary_dim or config.head_dim
+    size = _turned(config)
     return torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
 
 
+def _turned(config: TrunkConfig) -> int:
+    """Numbers of a head that turn."""
+    return config.rotary_dim or config.head_dim
+
+
 def _dynamic(config: TrunkConfig, factor: float, lengths: Tensor) -> Tensor:
-    """float32 [..., head_dim / 2] for texts of lengths [...] that the pretraining context does not hold."""
+    """float32 [..., rotary_dim / 2] for texts of lengths [...] that the pretraining context does not hold."""
     # In float64, as torch rounds a power otherwise by its place in the tensor: the batch must not change any bit.
     growth = factor * lengths.double() / config.max_position_embeddings - (factor - 1)
-    base = (config.rope_theta * growth ** (config.head_dim / (config.head_dim - 2))).float()
+    size = max(_turned(config), 3)  # of two numbers all turn by 1, whatever the base
+    base = (config.rope_theta * growth ** (size / (size - 2))).float()
     return 1.0 / base.unsqueeze(-1) ** _exponents(config, lengths.device)
 
 
 def _yarn_ramp(config: TrunkConfig, s: YarnRopeScaling) -> Tensor:
-    """float32 [head_dim / 2] from 0 (kept) to 1 (stretched)."""
-    half = config.head_dim // 2
+    """float32 [rotary_dim / 2] from 0 (kept) to 1 (stretched)."""
+    size = _turned(config)
 
     def dimension(turns: float) -> float:
         """The place of the wavelength that turns so often in the pretraining context."""
         length = s.original_max_position_embeddings / (turns * 2 * math.pi)
-        return config.head_dim * math.log(length) / (2 * math.log(config.rope_theta))
+        return size * math.log(length) / (2 * math.log(config.rope_theta))
 
     low, high = dimension(s.beta_fast), dimension(s.beta_slow)
     if s.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
+    low, high = max(low, 0), min(high, size - 1)
     if low == high:
         high += 0.001
-    return ((torch.arange(half, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return ((torch.arange(size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

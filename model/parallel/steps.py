@@ -26,7 +26,7 @@ from hamburger.model.batch import ForwardBatch, Reads, ScoredSlots, StepOutput, 
 from hamburger.model.device.out_of_memory import out_of_memory_reason, release_cached_memory
 from hamburger.model.emission.emission import Emission
 from hamburger.model.emission.narrowing import NarrowingEmission
-from hamburger.model.emission.scoring import SCORED_ROWS_AT_ONCE, ScoringEmission
+from hamburger.model.emission.scoring import SCORED_ROWS_AT_ONCE, reads_of
 from hamburger.model.group_cache import GroupCache
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.modules.lora import Loras
@@ -50,7 +50,7 @@ class ParallelSteps:
         self.shard, self._local = shard, local
         backend = _LeadingBackend(local, shard)
         groups = _LeadingEmission(NarrowingEmission(backend), shard)
-        self._eager = EagerSteps(backend, [ScoringEmission(backend, groups)])
+        self._eager = EagerSteps(backend, [groups])
         self.config, self.trunk_config = local.config, local.trunk_config
         self.device, self.state_dtype = local.device, local.state_dtype
         self.quantization, self.short_list = local.quantization, local.short_list
@@ -99,8 +99,7 @@ class ParallelSteps:
 
     def _follow(self, shape: StepShape, cache: PagedKVCache) -> None:
         batch, local, emitting = self._receive(shape), self._local, shape.num_emitting
-        rows = batch.emit if batch.scored is None else torch.cat((batch.emit, batch.scored.rows))
-        hidden, features = local.trunk(batch, cache, Reads(rows, emitting))
+        hidden, features = local.trunk(batch, cache, reads_of(batch))
         if emitting:
             local.head(hidden[:emitting])
             if shape.max_group_limit > 1:
@@ -203,7 +202,7 @@ class _LeadingEmission:
 
     def __init__(self, groups: Emission, shard: Shard) -> None:
         self._groups, self._shard = groups, shard
-        self.takes, self.reads = groups.takes, groups.reads
+        self.takes = groups.takes
 
     def emit(self, states: Tensor, features: list[Tensor], batch: ForwardBatch) -> StepOutput:
         output = self._groups.emit(states, features, batch)

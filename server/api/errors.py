@@ -108,8 +108,14 @@ def error_body(error: ApiError) -> dict[str, Any]:
 Shape = Callable[[ApiError, str], dict[str, Any]]  # of an error and its request's id
 
 
+def route_path(scope: Mapping[str, Any]) -> str:
+    """Which of our paths a request asks for, whatever prefix the application has."""
+    path: str = scope.get("path", "")
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 def add_error_handlers(
-    app: FastAPI, on_failure: Callable[[Scope, ApiError], None], shapes: Mapping[str, Shape] | None = None
+    app: FastAPI, on_failure: Callable[[Scope, ApiError], None], shapes: Mapping[str, Shape]
 ) -> None:
     """Answer every exception in the one shape; `on_failure(scope, error)` counts each.
 
@@ -119,8 +125,8 @@ def add_error_handlers(
     def respond(scope: Scope, error: ApiError) -> JSONResponse:
         on_failure(scope, error)
         entry_of(scope).failed(error)
-        path = scope.get("path", "")
-        shape = next((of for start, of in (shapes or {}).items() if path.startswith(start)), None)
+        path = route_path(scope)
+        shape = next((of for start, of in shapes.items() if path.startswith(start)), None)
         body = error_body(error) if shape is None else shape(error, entry_of(scope).request_id)
         return JSONResponse(body, status_code=error.status, headers=error.headers)
 
@@ -133,10 +139,10 @@ def add_error_handlers(
         message = str(error.detail)
         if error.status_code == 404:
             message = f"There is nothing at {cut(request.url.path)}."
-            path = request.url.path.rstrip("/")
-            if (named := f"/v1/{path.removeprefix('/v1').lstrip('/')}") in _ENDPOINTS:
+            path = route_path(request.scope)
+            if (named := f"/v1/{path.removeprefix('/v1').strip('/')}") in _ENDPOINTS:
                 message += f" Did you mean {named}? A client's base URL ends with /v1, without a slash behind it."
-            elif request.url.path.startswith("/v1/"):
+            elif path.startswith("/v1/"):
                 message += (
                     " Served are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/models:"
                 )

@@ -26,7 +26,7 @@ class Generation:
     def __init__(
         self,
         streams: Sequence[RequestStream],
-        on_tokens: Callable[[int], None] = lambda _: None,
+        on_tokens: Callable[[int], None],
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """on_tokens: is told how many each update brings. on_end: that every choice has ended, none with an error."""

@@ -45,7 +45,7 @@ class ServedModel:
         self,
         name: str,
         info: EngineInfo,
-        text_settings: str = "",
+        text_settings: str,
         of: str | None = None,
         adapter: LoraAdapter | None = None,
         aliases: Sequence[str] = (),
@@ -61,7 +61,7 @@ class ServedModel:
         self._root = info.model if adapter is None else adapter.path
         build = (
             f"{version('hamburger-serve')} {info.model} {info.dtype} {info.quantization} {info.device} {info.groups} "
-            f"{info.kv_cache_dtype} {info.settles} {text_settings}"
+            f"{info.kv_cache_dtype} {info.settling} {text_settings}"
         )
         if adapter is not None:
             build += f" {adapter.number} {adapter.path}"

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from hamburger.engine.types.errors import InvalidRequest, cut, shown
 from hamburger.server.api.errors import ApiError
 from hamburger.server.bodies.generation import renamed
-from hamburger.server.bodies.known_fields import reject_unserved
+from hamburger.server.bodies.refusals import reject_unserved
 from hamburger.server.config import ServeSettings
 from hamburger.server.operation.request_log import CLIENT_LEFT
 from hamburger.server.schema import Schema

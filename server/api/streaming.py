@@ -136,7 +136,7 @@ class EventStream(EventSourceResponse):
         reply: Reply,
         *,
         on_failure: Callable[[ApiError], None],
-        keep_alive: float | None = None,
+        keep_alive: float | None,
     ) -> None:
         """first: None where it has not come, and a client is told that the connection lives. keep_alive: longest
         silence, in seconds."""

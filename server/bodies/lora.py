@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from hamburger.server.bodies.known_fields import if_on
+from hamburger.server.bodies.refusals import if_on
 from hamburger.server.schema import Schema
 
 

@@ -17,7 +17,7 @@ LOWEST_LOGPROB = -9999.0
 class ChatLogprobs:
     """{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}"""
 
-    def __init__(self, tokenizer: ServerTokenizer, *, as_ids: bool = False) -> None:
+    def __init__(self, tokenizer: ServerTokenizer, *, as_ids: bool) -> None:
         """as_ids: tokens are named `token_id:N`."""
         self._tokenizer, self._as_ids = tokenizer, as_ids
 

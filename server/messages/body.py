@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from hamburger.engine.types.errors import InvalidRequest
 from hamburger.server.bodies.answer_format import ResponseFormat
-from hamburger.server.bodies.known_fields import REFUSED_COUNT, REFUSED_MESSAGE, Refused
+from hamburger.server.bodies.known_fields import REFUSED_COUNT, REFUSED_MESSAGE
+from hamburger.server.bodies.refusals import Refused
 from hamburger.server.schema import ListOf, Schema, one_of
 from hamburger.server.tools.tool_fields import MAX_TOOLS, FunctionName, Parameters
 

@@ -46,24 +46,16 @@ _POOL = (
 
 
 class ServerMetrics:
-    """An EngineObserver. `model_name` is the served one, `engine` tells engines of one model apart; `clock` gives
-    seconds for the gauges over a window.
+    """An EngineObserver. `model_name` is the served one, `engine` tells engines of one model apart.
 
     beside: the metrics of another model of the same server. Their families are one, and either renders both.
     """
 
-    def __init__(
-        self,
-        model_name: str,
-        engine: str = "0",
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        beside: ServerMetrics | None = None,
-    ) -> None:
+    def __init__(self, model_name: str, engine: str = "0", *, beside: ServerMetrics | None = None) -> None:
         self._registry: CollectorRegistry = CollectorRegistry() if beside is None else beside._registry
         self._families: dict[str, Any] = {} if beside is None else beside._families
         self._values = (model_name, engine)
-        self._recent = RecentGroups(clock)
+        self._recent = RecentGroups(time.monotonic)
         self._used_share = 0.0
         self._pool: tuple[str, ...] | None = None  # that is told
         # Counted many at a time: beside an engine, whose weights drive all else out of the caches, one costs as ten do.

@@ -91,15 +91,23 @@ def _leave_host_out(scope: Scope) -> None:
 
 
 class SafeHeaders:
-    """What RequestIds says to browsers, for an application whose requests are named by the server in front of it."""
+    """What RequestIds says to browsers, for an application whose requests are named by the server in front of it: by
+    that name its errors call them, too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get(REQUEST_ID, "") if scope["type"] == "http" else ""
+        if _USABLE_ID.fullmatch(given):
+            open_entry(scope, given)
+
         async def safe_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _make_safe(MutableHeaders(scope=message))
+                headers = MutableHeaders(scope=message)
+                if _USABLE_ID.fullmatch(given):
+                    headers.setdefault(_SAME, given)
+                _make_safe(headers)
             await send(message)
 
         await self._app(scope, receive, safe_send)

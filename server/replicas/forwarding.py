@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
@@ -25,7 +25,8 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from hamburger.engine.types.errors import EngineUnavailable, QueueTimeout
-from hamburger.server.api.errors import ApiError, add_error_handlers, error_body, to_api_error
+from hamburger.server.api.auth import ApiKeys, require_api_key
+from hamburger.server.api.errors import ApiError, add_error_handlers, error_body, route_path, to_api_error
 from hamburger.server.api.events import DONE, data_event, typed_event
 from hamburger.server.api.origins import check_origin
 from hamburger.server.api.request_body import read_whole
@@ -61,8 +62,8 @@ class Replicas(Protocol):
     """What sends calls to replicas."""
 
     def send(self, call: WholeRequest, key: str | None) -> AsyncGenerator[list[Message]]:
-        """Replica.answer of one of them, the same for the same key while it can be; nothing from one that is full.
-        Raises ReplicaLost or QueueFull."""
+        """Replica.answer of one of them, the same for the same key while it can be, of the one that a key names
+        (affinity.NAMED) while it is there; nothing from one that is full. Raises ReplicaLost or QueueFull."""
 
     async def ask_all(self, call: WholeRequest) -> list[WholeResponse]:
         """Replica.whole of each that can be reached; waits for no free place. May raise ReplicaLost if none can."""
@@ -82,30 +83,29 @@ def create_front(replicas: Replicas, options: ScaleOptions, settings: ServeSetti
 
 
 def replica_settings(settings: ServeSettings) -> ServeSettings:
-    """Those of a replica behind a front, which answers web pages of other origins itself."""
-    return settings.model_copy(update={"cors_origin": []})
+    """Those of a replica behind a front, which answers web pages of other origins itself, and has a replica without an
+    engine replaced."""
+    return settings.model_copy(update={"cors_origin": [], "engine_restarts": 0})
 
 
 class _Forwarder:
-    def __init__(
-        self,
-        replicas: Replicas,
-        options: ScaleOptions,
-        settings: ServeSettings,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._replicas, self._options, self._settings, self._pause = replicas, options, settings, pause
+    def __init__(self, replicas: Replicas, options: ScaleOptions, settings: ServeSettings) -> None:
+        self._replicas, self._options, self._settings = replicas, options, settings
+        self._check_key = require_api_key(ApiKeys(settings.api_keys()))
         self._wait_seconds = settings.engine_args().max_queue_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         if request.method == "POST":
             check_origin(request.headers, self._settings.cors_origin)
+        path = route_path(scope)
+        if request.method == "POST" or path.startswith("/v1/"):
+            await self._check_key(request)  # before its body is read, and before it takes anyone's place
         call = WholeRequest.of(scope, await read_whole(request, self._settings))  # what is too large, a replica refuses
-        if request.method == "GET" and request.url.path in _ASKED_OF_ALL:
-            await _response(request.url.path, await self._ask_all(call))(scope, receive, send)
+        if request.method == "GET" and path in _ASKED_OF_ALL:
+            await _response(path, await self._ask_all(call))(scope, receive, send)
             return
-        answer = _OutgoingAnswer(send, request.url.path)
+        answer = _OutgoingAnswer(send, path)
         try:
             await unless_client_leaves(receive, self._forward(call, answer))
         except ApiError as error:
@@ -113,11 +113,12 @@ class _Forwarder:
                 raise
 
     async def _forward(self, call: WholeRequest, answer: _OutgoingAnswer) -> None:
-        key = affinity_key(Headers(raw=call.scope["headers"]), call.body, self._options.affinity)
+        headers = Headers(raw=call.scope["headers"])
+        key = affinity_key(route_path(call.scope), headers, call.body, self._options.affinity)
         deadline = time.monotonic() + self._wait_seconds
         for attempt in range(self._options.retries + 1):
             if attempt:
-                await self._pause(_FIRST_PAUSE * 2 ** (attempt - 1))
+                await asyncio.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
             # A lost replica may still be listed: another key does not insist on it.
             attempt_key = key if key is None or not attempt else f"{key}/{attempt}"
             try:
@@ -139,7 +140,7 @@ class _Forwarder:
             except _ReplicaFull:
                 if time.monotonic() > deadline:
                     raise self._queue_timeout() from None
-                await self._pause(_FULL_PAUSE)
+                await asyncio.sleep(_FULL_PAUSE)
 
     async def _attempt(self, call: WholeRequest, key: str | None, answer: _OutgoingAnswer, deadline: float) -> None:
         """Raises ReplicaLost, _ReplicaFull or QueueTimeout; what was not begun then can be sent again."""

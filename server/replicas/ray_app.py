@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
-from starlette.types import Message
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hamburger.engine.types.errors import QueueFull
 from hamburger.server.config import ServeSettings
@@ -116,9 +116,28 @@ class Router:
 
     def __init__(self, engines: DeploymentHandle[Any], options: ScaleOptions, settings: ServeSettings) -> None:
         self._app = create_front(RayReplicas(engines), options, settings)
+        self._app.add_middleware(Leaving)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
+
+
+class Leaving:
+    """Tells the application that a client left as servers do: Ray cancels the call by which it is asked."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from ray.exceptions import TaskCancelledError
+
+        async def told() -> Message:
+            try:
+                return await receive()
+            except TaskCancelledError:
+                return {"type": "http.disconnect"}
+
+        await self._app(scope, told, send)
 
 
 class RayReplicas:

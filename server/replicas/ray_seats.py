@@ -10,6 +10,8 @@ from typing import Any
 
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
+from hamburger.server.replicas.affinity import NAMED
+
 
 class SeatedRouter(ConsistentHashRouter):  # type: ignore[misc]  # ray is Any where it is not installed
     """reserved: seats of each replica (its max_ongoing_requests) that requests are not given."""
@@ -20,9 +22,14 @@ class SeatedRouter(ConsistentHashRouter):  # type: ignore[misc]  # ray is Any wh
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
+        key = "" if pending_request is None else pending_request.metadata.session_id or ""
+        if key.startswith(NAMED):  # nobody else will do, unless it is gone
+            name = key.removeprefix(NAMED)
+            ranks = [[each] for each in candidate_replicas if each.replica_id.unique_id == name] or ranks
         return [[replica for replica in rank if self._has_seat(replica)] for rank in ranks]
 
     def _has_seat(self, replica: Any) -> bool:
         # What this router has sent, or heard last; unknown after seconds without either.
         num_requests = self.replica_queue_len_cache.get(replica.replica_id)
-        return num_requests is None or num_requests < replica.max_ongoing_requests - self._reserved
+        # A Serve configuration may set a limit of its own, which leaves nothing to reserve.
+        return num_requests is None or num_requests < max(1, replica.max_ongoing_requests - self._reserved)

@@ -22,6 +22,7 @@ from hamburger.server.config import ServeSettings
 from hamburger.server.launch import engine_arguments, find_models, launch_model
 from hamburger.server.operation.loop_watch import watch_loop
 from hamburger.server.operation.metrics import ServerMetrics
+from hamburger.server.responses.store import ResponseStore
 
 logger = logging.getLogger(__name__)
 _PASSED_ON = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
@@ -64,12 +65,13 @@ class Replica:
     async def launch(cls, settings: ServeSettings, name: str, on_death: Callable[[], None]) -> Replica:
         """Load the model in an engine process and serve it. on_death: called once the engine is dead for good.
 
-        name: the label `engine` of its metrics. Raises what cannot be used: SettingsError, ConfigError,
-        CheckpointError, TokenizerError.
+        name: the label `engine` of its metrics, and the end of the ids of responses that it stores. Raises what cannot
+        be used: SettingsError, ConfigError, CheckpointError, TokenizerError.
         """
         [found] = await asyncio.to_thread(find_models, engine_arguments(settings))
         model = await launch_model(found, logger.info, ServerMetrics(found.name, name))
-        replica = cls(create_app_of([model.context], settings), model.context.engine)
+        stored = ResponseStore(settings.response_store, place=name)
+        replica = cls(create_app_of([model.context], settings, stored), model.context.engine)
 
         async def wait_for_death() -> None:
             await model.supervision

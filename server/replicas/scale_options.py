@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hamburger.server.config import ServeSettings, SettingsError, first_fault
 from hamburger.server.load_settings import load_settings
 
+logger = logging.getLogger(__name__)
 Affinity = Literal["prefix", "session", "none"]
 _SET_BY_RAY = {
     "host": "http_options.host of the Serve configuration",
@@ -24,6 +26,7 @@ _SET_BY_RAY = {
     "response_file": "nothing: each replica stores its own, in memory",
     "engine_restarts": "nothing: a replica whose engine died is replaced as a whole",
 }
+_PROMISED = ("ssl_certfile", "ssl_keyfile", "response_file")  # to go on without them would break what users rely on
 
 
 class ScaleOptions(BaseModel):
@@ -66,8 +69,9 @@ class ScaleOptions(BaseModel):
 def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSettings]:
     """The arguments of the Serve application: fields of ScaleOptions, and settings of `hamburger serve`.
 
-    Settings that are not among them come from the environment and the YAML file as ever. Raises SettingsError, or
-    ConfigError where settings do not fit together.
+    Settings that are not among them come from the environment and the YAML file as ever, the default of drain_seconds
+    too; those of them that mean nothing here are told in the log. Raises SettingsError, or ConfigError where settings
+    do not fit together.
     """
     own = {name: value for name, value in arguments.items() if name in ScaleOptions.model_fields}
     given = {name: value for name, value in arguments.items() if name not in own}
@@ -79,12 +83,15 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSet
             near = difflib.get_close_matches(name, known, n=1)
             hint = f": did you mean {near[0]}?" if near else f". Known are {', '.join(known)}."
             raise SettingsError(f"there is no option {name!r}{hint}")
+    settings = load_settings(given)
+    _check_found(settings)
+    if "drain_seconds" in settings.model_fields_set:
+        own.setdefault("drain_seconds", settings.drain_seconds)
     try:
         options = ScaleOptions(**own)
     except ValidationError as error:
         name, value, reason = first_fault(error)
         raise SettingsError(f"{name} is {value!r}: {reason}" if name else reason) from error
-    settings = load_settings(given)
     if settings.also:
         raise SettingsError("also is given, but a replica has one engine: deploy an application for each model.")
     if settings.allow_lora_loading:
@@ -96,10 +103,27 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[ScaleOptions, ServeSet
     return options, settings
 
 
+def _check_found(settings: ServeSettings) -> None:
+    """What the environment or the YAML file say that no replica can do: refused if it was promised, else told."""
+    for name in (name for name in _SET_BY_RAY if name in settings.model_fields_set):
+        message = (
+            f"{name} is set in the environment or the file of HAMBURGER_CONFIG, but is no setting of a replica. What "
+            f"sets it here: {_SET_BY_RAY[name]}."
+        )
+        if name in _PROMISED:
+            raise SettingsError(message)
+        logger.warning("%s It is ignored.", message)
+
+
 def _check_gpus(options: ScaleOptions, settings: ServeSettings) -> None:
     """An engine uses one GPU, or part of one, or one for each of its ranks."""
     given = options.gpus if options.bundles is None else options.bundles[0].get("GPU", 0)
-    size = settings.engine_args().tensor_parallel_size
+    args = settings.engine_args()
+    size = args.tensor_parallel_size
+    if 0 < given < 1 and args.kv_cache_memory is None:
+        raise SettingsError(
+            f"a replica reserves {given:g} of a GPU, but its KV pool takes a share of the whole: set kv_cache_memory."
+        )
     if given > 1 and given != size:
         raise SettingsError(
             f"a replica reserves {given:g} GPUs, but tensor_parallel_size is {size}: make them equal, or use replicas."

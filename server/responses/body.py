@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from hamburger.engine.types.errors import InvalidRequest
-from hamburger.server.bodies.known_fields import REFUSED_RESPONSE, Refused
+from hamburger.server.bodies.known_fields import REFUSED_RESPONSE
+from hamburger.server.bodies.refusals import Refused
 from hamburger.server.responses.items import Items
 from hamburger.server.schema import ListOf, Schema, one_of
 from hamburger.server.tools.reasoning import EFFORTS

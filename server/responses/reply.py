@@ -28,19 +28,21 @@ Keep = Callable[[dict[str, Any]], None]
 class ResponsesReply(RetoldReply):
     """A Reply (server/api/reply.py), made of the chat's.
 
-    params: of the answer. keep: is given the whole response, once it is there. offsets: of the answer's tokens.
+    params: of the answer. response_id: its own. keep: is given the whole response, once it is there. offsets: of the
+    answer's tokens.
     """
 
     def __init__(
         self,
         chat: ChatReply,
+        response_id: str,
         body: ResponsesBody,
         params: SamplingParams,
         model: str,
         keep: Keep,
         offsets: TextOffsets,
     ) -> None:
-        super().__init__(chat, f"resp_{uuid.uuid4().hex}")
+        super().__init__(chat, response_id)
         self._body, self._params, self._model, self._keep = body, params, model, keep
         self._created = int(time.time())
         self._output: list[dict[str, Any]] = []

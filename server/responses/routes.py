@@ -63,7 +63,8 @@ def response_routes(answering: Answering, store: ResponseStore) -> APIRouter:
             inner = ChatReply(chat, context.served, context.tokenizer, [work.prompt], (), work.tools, work.reasoning)
             [params] = work.params
             offsets = TextOffsets(context.tokenizer, skip_special_tokens=params.skip_special_tokens)
-            reply = ResponsesReply(inner, body, params, body.model or context.served.name, keep, offsets)
+            name = body.model or context.served.name
+            reply = ResponsesReply(inner, store.new_id(), body, params, name, keep, offsets)
             if not body.background:
                 return await answering.answer(context, request, chat, work.answers, reply)
             generation = submit(context, request, chat, work.answers, reply)

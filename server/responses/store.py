@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import sqlite3
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ CREATE TABLE IF NOT EXISTS responses (
 # The first form of the file named owners by the place that their key had in a list, which others may have by now.
 _FORM = 2
 _ID = "response_id"
+_PLACED = re.compile(r"resp_[0-9a-f]{32}_(\w{1,64})", re.ASCII)
 
 
 @dataclass
@@ -45,15 +48,22 @@ class Stored:
     cancel: Callable[[], None] | None = None
 
 
+def place_of(response_id: str) -> str | None:
+    """Of which of several stores the id is, where they have places."""
+    found = _PLACED.fullmatch(response_id)
+    return None if found is None else found[1]
+
+
 class ResponseStore:
     """The oldest make room for new ones, once all take more than max_bytes; those still being written stay.
 
     A response is kept as the JSON of all that is stored of it.
     """
 
-    def __init__(self, max_bytes: int, path: Path | None = None) -> None:
-        """path: of the file; None: memory. Raises SettingsError for one that is no such file, or another server's."""
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int, path: Path | None = None, place: str = "") -> None:
+        """path: of the file; None: memory. place: letters and digits that its ids end with (place_of). Raises
+        SettingsError for a file that is none of ours, or another server's."""
+        self._max_bytes, self._place = max_bytes, place
         self._cancels: dict[str, Callable[[], None]] = {}
         try:
             if path is not None:
@@ -72,6 +82,10 @@ class ResponseStore:
     def keeps(self) -> bool:
         """Whether it has room for any."""
         return self._max_bytes > 0
+
+    def new_id(self) -> str:
+        """Of a response that may come to be stored here."""
+        return f"resp_{uuid.uuid4().hex}" + (f"_{self._place}" if self._place else "")
 
     def put(self, stored: Stored) -> None:
         """Also in place of an earlier one of the same id. One that is larger than all may be, or that the disk does not

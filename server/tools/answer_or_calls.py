@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hamburger.server.tools.tool_parsers import MARKERS, Family, Parsed, Parser, parser_of
+from hamburger.server.tools.tool_parsers import BARE, MARKERS, Family, Parsed, Parser, parser_of
 from hamburger.server.tools.value_ends import ValueEnds
 
 _MOST_BEGINNING = 300  # characters of a call before its arguments, with the white space that a grammar allows
@@ -18,7 +18,7 @@ def answer_or_calls_parser(family: Family, schemas: Mapping[str, Mapping[str, An
     """schemas: of the arguments of the tools that may be called, by their names."""
     markers = MARKERS[family][:1]
     heads: tuple[str, ...] = ()
-    if family in ("json", "llama3"):
+    if family in BARE:
         heads = tuple(f'{{"name":"{name}","{key}":{{' for name in schemas for key in ("arguments", "parameters"))
     return partial(_parsed, markers=markers, heads=heads, calls=parser_of(family, schemas, is_held=True))
 

@@ -9,17 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hamburger.engine.grammar.json_numbers import JSON_BEGIN
 from hamburger.server.tools.reasoning import Markers
-from hamburger.server.tools.tool_parsers import (
-    HERMES_BEGIN,
-    HERMES_END,
-    LLAMA_BEGIN,
-    MISTRAL_ARGS,
-    MISTRAL_BEGIN,
-    Family,
-)
+from hamburger.server.tools.tool_parsers import LLAMA_BEGIN, MARKERS, MISTRAL_ARGS, MISTRAL_BEGIN, Family
 
 # Without a marker, text that goes on with a call's first name is a call.
 _NO_CALL = r'/(.|\n)*/ & ~/\s*(```(json)?\s*)?\[?\s*\{\s*"name"(.|\n)*/'
+_NO_PYTHON = r" & ~/\s*\[\s*({names})\s*\((.|\n)*/"
 _ANY = r"/(.|\n)*/"
 
 
@@ -31,8 +25,9 @@ def free_or_calls(family: Family, names: Sequence[str], token: Callable[[str], i
     """
     numbers = range(len(names))
     match family:
-        case "hermes":
-            rules = [*_behind(HERMES_BEGIN, token), f"calls: begin WS call WS {_marker(HERMES_END, token)}"]
+        case "hermes" | "olmo3":
+            begin, end = MARKERS[family]
+            rules = [*_behind(begin, token), f"calls: begin WS call WS {_marker(end, token)}"]
             rules += ["start: calls* TEXT", f"TEXT: {_ANY}"]
         case "mistral":
             rules = [*_behind(MISTRAL_BEGIN, token), "calls: begin WS (list | named)", "start: calls* TEXT"]
@@ -41,6 +36,9 @@ def free_or_calls(family: Family, names: Sequence[str], token: Callable[[str], i
         case "llama3":
             rules = [*_behind(LLAMA_BEGIN, token), 'calls: begin WS call (WS ";" WS call)*']
             rules += ["start: bare | calls* TEXT", *_bare(numbers)]
+        case "pythonic":  # taught another way: no text may begin as a call of that
+            rules = ["start: bare | TEXT", *_bare(numbers)]
+            rules[-1] += _NO_PYTHON.format(names="|".join(names))
         case "json":
             rules = ["start: bare | TEXT", *_bare(numbers)]
     return "\n".join(["%llguidance {}", *rules, *_call(names)])
@@ -57,8 +55,9 @@ def format_or_calls(
     """
     ones = _repeated("one", "WS", most)
     match family:
-        case "hermes":
-            calls = [f"calls: {ones}", f"one: {_marker(HERMES_BEGIN, token)} WS call WS {_marker(HERMES_END, token)}"]
+        case "hermes" | "olmo3":
+            begin, end = (_marker(text, token) for text in MARKERS[family])
+            calls = [f"calls: {ones}", f"one: {begin} WS call WS {end}"]
         case "mistral":
             begin, args = _marker(MISTRAL_BEGIN, token), _marker(MISTRAL_ARGS, token)
             listed = _repeated("call", 'WS "," WS', most)
@@ -67,7 +66,7 @@ def format_or_calls(
         case "llama3":
             listed = _repeated("call", 'WS ";" WS', most)
             calls = [f"calls: {_marker(LLAMA_BEGIN, token)} WS {listed}"]
-        case "json":
+        case "pythonic" | "json":
             calls = []
     values = f"values: args{len(names)}{' | calls' if calls else ''}"
     if thought is None:

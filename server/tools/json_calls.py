@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from hamburger.server.tools.value_ends import ValueEnds
+from hamburger.server.tools.value_ends import Passed, ValueEnds
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,11 @@ def calls_at(text: str, start: int, names: Collection[str] | None, ends: ValueEn
     in_list = text.startswith("[", at)
     if in_list:
         at = skip(text, at + 1)
+    if at >= len(text):
+        return found
+    passed = ends.calls.setdefault(start, Passed(at))
+    found.calls += passed.calls
+    at = passed.at
     while at < len(text):
         if in_list and text[at] == "]":
             found.end, found.is_broken = at + 1, not found.calls
@@ -53,6 +58,8 @@ def calls_at(text: str, start: int, names: Collection[str] | None, ends: ValueEn
         elif not in_list and text[at : at + 1] != "{":
             found.end = end
             return found
+        if at < len(text) and call is not None:
+            passed.add(call, at)
     if found.calls and not in_list:
         found.end = at
     return found
@@ -66,9 +73,8 @@ def _call(text: str, at: int, ends: ValueEnds) -> tuple[ToolCall | None, int | N
     """
     if text[at] != "{":
         return None, None, True
-    name: str | None = None
-    arguments: str | None = None
-    at = skip(text, at + 1)
+    begin = at
+    at, name, arguments = ends.keys.get(begin, (skip(text, at + 1), None, None))
     while at < len(text) and text[at] != "}":
         key_end = ends.of(text, at) if text[at] == '"' else at
         colon = len(text) if key_end is None else skip(text, key_end)
@@ -89,6 +95,8 @@ def _call(text: str, at: int, ends: ValueEnds) -> tuple[ToolCall | None, int | N
         at = skip(text, end)
         if at < len(text) and text[at] == ",":
             at = skip(text, at + 1)
+            if at < len(text):
+                ends.keys[begin] = at, name, arguments
         elif at < len(text) and text[at] != "}":
             return _made(name, arguments), at, name is None
     if at >= len(text):

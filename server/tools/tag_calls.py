@@ -37,13 +37,15 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}  # as some models w
 
 def tag_call(text: str, at: int, ends: ValueEnds, schemas: Mapping[str, Mapping[str, Any]]) -> Found:
     """The call whose `<function=` is at `at`, if it is one. schemas: of the functions' arguments, by their names."""
+    begun = at
     name, at = _named(text, at + len(FUNCTION))
     if name is None:
         return Found(is_broken=at >= 0)
     schema = schemas.get(name, {})
     found = schema.get("properties")
     properties: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
-    parts: dict[str, str] = {}  # of a key that is there twice the first counts
+    parts: dict[str, str]  # of a key that is there twice the first counts
+    at, parts = ends.parameters.setdefault(begun, (at, {}))
     while True:
         begin = skip(text, at)
         if text.startswith(_PARAMETER, begin):
@@ -54,11 +56,12 @@ def tag_call(text: str, at: int, ends: ValueEnds, schemas: Mapping[str, Mapping[
                 kinds = _kinds(properties[key], schema) if key in properties else _TEXT
                 others = (f"\n{_PARAMETER}{other}>" for other in properties if other not in parts and other != key)
                 value, end = _value(text, start, ends, kinds, (_CALL_END, *others))
-                if value:
-                    parts.setdefault(key, f"{json.dumps(key, ensure_ascii=False)}: {value}")
+                part = {key: f"{json.dumps(key, ensure_ascii=False)}: {value}"} if value and key not in parts else {}
                 if end is None:
-                    return Found([ToolCall(name, _arguments(parts))])
+                    return Found([ToolCall(name, _arguments(parts | part))])
+                parts |= part
                 at = end
+                ends.parameters[begun] = at, parts
                 continue
         elif text.startswith(_FUNCTION_END, begin):
             return Found([ToolCall(name, _arguments(parts) + "}")], begin + len(_FUNCTION_END))

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def messages_with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], otherwise: str = "in words"
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], otherwise: str
 ) -> list[dict[str, Any]]:
     """For a chat template that knows nothing of tools: they are described in the system message, calls become text.
 

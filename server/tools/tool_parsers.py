@@ -12,7 +12,11 @@ no call is text, and a call behind a later one is a call.
 | llama3  | {"name": ..., "parameters": {...}}, several with ";" between, after <|python_tag|> or not |
 | mistral | [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...}, perhaps with |
 |         | [CALL_ID]id before [ARGS] |
+| olmo3   | <function_calls>name(key="value", ...)</function_calls>, several on lines of their own |
+| pythonic | [name(key="value", ...), ...] |
 | json    | one such object, or a list of them, perhaps in a code fence                  |
+
+Where Python is written (python_calls.py) JSON is a call, too: a grammar makes it (call_rules.py).
 """
 
 from __future__ import annotations
@@ -24,20 +28,26 @@ from functools import partial
 from typing import Any, Literal
 
 from hamburger.server.tools.json_calls import Found, ToolCall, calls_at, skip
+from hamburger.server.tools.python_calls import python_or_json_calls
 from hamburger.server.tools.tag_calls import FUNCTION, bare_tag_call, tag_call
-from hamburger.server.tools.value_ends import ValueEnds
+from hamburger.server.tools.value_ends import Passed, ValueEnds
 
-Family = Literal["hermes", "llama3", "mistral", "json"]
+Family = Literal["hermes", "llama3", "mistral", "olmo3", "pythonic", "json"]
 
 HERMES_BEGIN, HERMES_END = "<tool_call>", "</tool_call>"
 MISTRAL_BEGIN, MISTRAL_ARGS = "[TOOL_CALLS]", "[ARGS]"
 LLAMA_BEGIN = "<|python_tag|>"
+OLMO_BEGIN, OLMO_END = "<function_calls>", "</function_calls>"
 MARKERS: dict[Family, tuple[str, ...]] = {
     "hermes": (HERMES_BEGIN, HERMES_END),
     "llama3": (LLAMA_BEGIN,),
     "mistral": (MISTRAL_BEGIN, MISTRAL_ARGS),
+    "olmo3": (OLMO_BEGIN, OLMO_END),
+    "pythonic": (),
     "json": (),
 }
+BARE: frozenset[Family] = frozenset(["llama3", "pythonic", "json"])  # whose calls need no marker
+_PYTHON_EXAMPLE = "[func_name1("  # as templates show it, in the words of Meta's
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,11 @@ Parser = Callable[[str, bool, ValueEnds], Parsed]
 
 def family_of(chat_template: str | None) -> Family:
     """The way that a chat template shows to its model; json where it shows none."""
-    for family in ("hermes", "mistral", "llama3"):
-        if MARKERS[family][0] in (chat_template or ""):
+    shown = chat_template or ""
+    for family in ("hermes", "mistral", "olmo3", "llama3"):
+        if MARKERS[family][0] in shown:
             return family
-    return "json"
+    return "pythonic" if _PYTHON_EXAMPLE in shown else "json"
 
 
 def parser_of(family: Family, schemas: Mapping[str, Mapping[str, Any]], *, is_held: bool = False) -> Parser:
@@ -70,10 +81,15 @@ def parser_of(family: Family, schemas: Mapping[str, Mapping[str, Any]], *, is_he
             return partial(_marked, begin=HERMES_BEGIN, end=HERMES_END, find=find, bare="" if is_held else FUNCTION)
         case "mistral":
             return partial(_marked, begin=MISTRAL_BEGIN, find=_mistral_calls)
+        case "olmo3":
+            find = partial(_python_calls, schemas=schemas)
+            return partial(_marked, begin=OLMO_BEGIN, end=OLMO_END, find=find)
         case "llama3":
-            return partial(_bare, names=schemas, marker=LLAMA_BEGIN)
-        case "json":
-            return partial(_bare, names=schemas, marker=None)
+            return partial(_bare, find=partial(_known_calls, names=schemas), marker=LLAMA_BEGIN)
+        case "pythonic" if not is_held:
+            return partial(_bare, find=partial(_python_calls, schemas=schemas, only_known=True), marker=None)
+        case _:
+            return partial(_bare, find=partial(_known_calls, names=schemas), marker=None)
 
 
 def list_parser(text: str, is_final: bool, ends: ValueEnds) -> Parsed:
@@ -107,7 +123,8 @@ def _marked(
 
     start: where the text begins, behind the calls that were found before.
     """
-    content, calls = "", [*calls]
+    passed = ends.marked or Passed(start, calls)
+    start, content, calls = passed.at, passed.content, [*passed.calls]
     searched = ends.no_calls.get(start, start)  # start: of what is neither content nor a call yet
     while (at := _next_call(text, begin, bare, searched)) >= 0:
         searched = at + (len(begin) if text.startswith(begin, at) else len(bare))
@@ -127,6 +144,7 @@ def _marked(
             start = behind + len(end)
         elif end.startswith(text[behind:]) and not is_final:
             return Parsed(content, calls)
+        ends.marked = Passed(start, calls, content)
         searched = ends.no_calls.get(start, start)
     ends.no_calls[start] = max(searched, len(text) - max(len(begin), len(bare)) + 1)
     rest = text[start:] if is_final else min((_settled(text[start:], each) for each in (begin, bare)), key=len)
@@ -140,7 +158,7 @@ def _next_call(text: str, begin: str, bare: str, start: int) -> int:
     return marked if other < 0 else other
 
 
-def _bare(text: str, is_final: bool, ends: ValueEnds, *, names: Collection[str], marker: str | None) -> Parsed:
+def _bare(text: str, is_final: bool, ends: ValueEnds, *, find: _Find, marker: str | None) -> Parsed:
     """Calls are all that the text holds, or what stands behind the marker."""
     begin = skip(text, 0)
     start, calls = 0, list[ToolCall]()
@@ -148,7 +166,7 @@ def _bare(text: str, is_final: bool, ends: ValueEnds, *, names: Collection[str],
         return Parsed("")
     if text[begin : begin + 1] in ("{", "[", "`"):
         fence = re.compile(r"```(?:json)?\s*").match(text, begin)
-        found = calls_at(text, fence.end() if fence else begin, names, ends)
+        found = find(text, fence.end() if fence else begin, is_final, ends)
         if not found.is_broken and (found.calls or not is_final):
             if found.end is None:
                 return Parsed("", found.calls)
@@ -166,12 +184,32 @@ def _any_calls(text: str, at: int, is_final: bool, ends: ValueEnds) -> Found:
     return calls_at(text, at, None, ends)
 
 
+def _known_calls(text: str, at: int, is_final: bool, ends: ValueEnds, *, names: Collection[str]) -> Found:
+    return calls_at(text, at, names, ends)
+
+
+def _python_calls(
+    text: str,
+    at: int,
+    is_final: bool,
+    ends: ValueEnds,
+    *,
+    schemas: Mapping[str, Mapping[str, Any]],
+    only_known: bool = False,
+) -> Found:
+    return python_or_json_calls(text, at, schemas, ends, only_known=only_known)
+
+
 def _hermes_calls(
     text: str, at: int, is_final: bool, ends: ValueEnds, *, schemas: Mapping[str, Mapping[str, Any]]
 ) -> Found:
     is_bare = text.startswith(FUNCTION, at - len(FUNCTION))
-    at, found = at - len(FUNCTION) if is_bare else skip(text, at), Found()
+    at = at - len(FUNCTION) if is_bare else skip(text, at)
+    begin, passed = at, ends.calls.get(at, Passed(at))
+    found, at = Found([*passed.calls]), passed.at
     while text.startswith(FUNCTION, at):
+        if found.calls:
+            ends.calls[begin] = Passed(at, found.calls)
         one = (bare_tag_call if is_bare else tag_call)(text, at, ends, schemas)
         if one.is_broken and found.calls:
             return found

@@ -21,7 +21,7 @@ class ToolStream:
     """
 
     def __init__(
-        self, parser: Parser, family: Family, *, parallel: bool, is_named: bool, end_texts: Sequence[str] = ()
+        self, parser: Parser, family: Family, *, parallel: bool, is_named: bool, end_texts: Sequence[str]
     ) -> None:
         self._parser, self._family = parser, family
         self._parallel, self._is_named = parallel, is_named
@@ -50,7 +50,8 @@ class ToolStream:
             delta["content"] = content
             self._content_size = len(parsed.content)
         pieces = []
-        for index, call in enumerate(parsed.calls):
+        for index in range(max(len(self._ids) - 1, 0), len(parsed.calls)):  # those before it are whole
+            call = parsed.calls[index]
             piece: dict[str, Any] = {"index": index}
             function: dict[str, str] = {}
             if index == len(self._ids):

@@ -14,7 +14,15 @@ from hamburger.server.tools.call_rules import format_or_calls, free_or_calls
 from hamburger.server.tools.call_schemas import format_or_call, list_of_calls
 from hamburger.server.tools.reasoning import Markers
 from hamburger.server.tools.tool_fields import AllowedTools, Function, NamedChoice, Tool, ToolChoice
-from hamburger.server.tools.tool_parsers import MARKERS, Family, Parser, arguments_parser, list_parser, parser_of
+from hamburger.server.tools.tool_parsers import (
+    BARE,
+    MARKERS,
+    Family,
+    Parser,
+    arguments_parser,
+    list_parser,
+    parser_of,
+)
 from hamburger.server.tools.tool_stream import ToolStream
 
 _MOST_CALLS = 16  # that a grammar lets a model make at once
@@ -84,9 +92,9 @@ class ToolUse:
         if self.form is None:
             return GrammarSource("calls", (free_or_calls(self._family, names, token), schemas))
         form = self.form.schema()
-        if self._family in ("json", "llama3"):  # calls are JSON, too
+        if self._family in BARE:  # calls are JSON, too
             form = format_or_call(form, self._functions, self._most)
-        if self._family == "json" and thought is None:
+        if not MARKERS[self._family] and thought is None:
             return GrammarSource("json", form, self.form.compact)
         rules = format_or_calls(self._family, names, token, self._most, thought)
         return GrammarSource("calls", (rules, [*schemas, form]), self.form.compact)

@@ -1,9 +1,17 @@
-"""ValueEnds: where the JSON values of a text end that grows at its end. What was scanned is not scanned again."""
+"""ValueEnds: where the JSON values of a text end that grows at its end, and what else was read of it: what was read is
+not read again.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from hamburger.server.tools.python_values import PythonArguments
+
+if TYPE_CHECKING:
+    from hamburger.server.tools.json_calls import ToolCall
 
 _OUTSIDE = re.compile(r'[^"{}\[\]]*')
 _INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
@@ -18,16 +26,36 @@ class GrownText(NamedTuple):
     end: int | None = None
 
 
-class ValueEnds:
-    """Of one text. Each call of a long tool call's stream would else scan all arguments so far.
+class Passed:
+    """Calls that are whole, and where the next one begins. content: of the text beside them, that which counts."""
 
+    def __init__(self, at: int, calls: Sequence[ToolCall] = (), content: str = "") -> None:
+        self.at, self.calls, self.content = at, [*calls], content
+
+    def add(self, call: ToolCall, at: int) -> None:
+        self.calls.append(call)
+        self.at = at
+
+
+class ValueEnds:
+    """Of one text. Each step of a long answer's stream would else read all of it so far.
+
+    calls: by where calls stand that may be several. marked: all behind markers (tool_parsers.py).
+    keys: by where a call's object begins: where its next key does, its name and its arguments (json_calls.py).
+    parameters: by where a call in tags begins: where its next parameter does, and those before (tag_calls.py).
     no_calls: by where text begins that is no call, how far it is known to hold none (tool_parsers.py).
     texts: by where a value between tags begins (tag_calls.py).
+    python: by where the arguments of a Python call begin (python_calls.py).
     """
 
     def __init__(self) -> None:
+        self.calls: dict[int, Passed] = {}
+        self.marked: Passed | None = None
+        self.keys: dict[int, tuple[int, str | None, str | None]] = {}
+        self.parameters: dict[int, tuple[int, dict[str, str]]] = {}
         self.no_calls: dict[int, int] = {}
         self.texts: dict[int, GrownText] = {}
+        self.python: dict[int, PythonArguments] = {}
         self._known: dict[int, int] = {}  # by where a value begins
         self._begin = -1  # of the value that was scanned last, and had no end yet
         self._at = self._depth = 0

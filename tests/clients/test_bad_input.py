@@ -19,7 +19,7 @@ from hamburger.clients import bench
 from hamburger.clients.connection import client_options
 from hamburger.clients.output_files import check_apart, check_output
 from hamburger.clients.prompts import read_prompts
-from hamburger.server.cli import main
+from hamburger.server.cli import build_parser, main
 from scripted_server import Reply, ScriptedServer, hamburger_stream
 
 Captured = pytest.CaptureFixture[str]
@@ -235,6 +235,29 @@ def test_an_option_that_a_command_lacks_points_to_the_help_of_that_command(capsy
             main(arguments)
         assert exit_info.value.code == 2
         assert capsys.readouterr().err == f"hamburger: unrecognized arguments: --nope (see {program} --help)\n"
+
+
+def test_an_option_that_is_nearly_right_is_told_which_was_meant(capsys: Captured) -> None:
+    """vLLM's names, for those who come from there, and slips."""
+    for option, meant in (
+        ("--max-num-batched-tokens", "--max-num-batched-slots"),
+        ("--enable-prefix-caching", "--prefix-cache"),
+        ("--settle-windw=5", "--settle-window"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["serve", option])
+        assert capsys.readouterr().err.endswith(f", did you mean {meant}? (see hamburger serve --help)\n")
+
+
+def test_a_file_that_is_not_there_is_named_without_the_number_of_the_error(capsys: Captured, tmp_path: Path) -> None:
+    absent = tmp_path / "absent.jsonl"
+    assert main(["distill", str(absent), "--out", str(tmp_path / "answers.jsonl")]) == 2
+    assert capsys.readouterr().err == f"hamburger: {absent} cannot be used: No such file or directory.\n"
+
+
+def test_what_is_named_without_an_option_may_stand_behind_one() -> None:
+    given = build_parser().parse_args(["inspect", "data", "--html", "page.html", "3"])
+    assert (given.folder, given.index, given.html) == (Path("data"), 3, Path("page.html"))
 
 
 def test_a_look_at_an_output_keeps_what_it_holds_and_opens_no_pipe(tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "model_type": "gemma3_text", "head_dim": 32, "sliding_window": 12, "sliding_window_pattern": 2,
         "tie_word_embeddings": False,
     },
+    "glm4": {"model_type": "glm4", "head_dim": 32, "attention_bias": False},
+    "olmoe": {
+        "model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
     "qwen3_moe": {
         "model_type": "qwen3_moe", "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2,
         "moe_intermediate_size": 64, "mlp_only_layers": [1],
@@ -37,6 +42,9 @@ KINDS: dict[str, dict[str, Any]] = {
     [
         ("gemma", ("--dtype", "float32")),
         ("qwen3_moe", ("--quantization", "int8")),
+        slow("glm4", ("--dtype", "float32")),
+        slow("olmoe", ("--dtype", "float32")),
+        slow("olmoe", ("--quantization", "int8")),
         slow("gemma", ("--quantization", "int8")),
         slow("qwen3_moe", ("--dtype", "float32")),
     ],

@@ -29,6 +29,7 @@ def ask(server: RealServer, **fields: Any) -> tuple[str, dict[str, Any]]:
 
 
 def test_old_tokens_give_slots_back_and_usage_and_metrics_say_so(settling: RealServer) -> None:
+    assert "its own text, but for old slots that settle, groups of up to 8 verified tokens" in settling.log()
     before = {name: settling.metric(f"hamburger_{name}_total") for name in ("settled_tokens", "dropped_slots")}
     text, usage = ask(settling, temperature=0, extra_body={"ignore_eos": True})
     # What suits the model: before its last token 192 were beyond 64, two chunks of 64, 21 of which have a slot.

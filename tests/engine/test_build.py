@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from hamburger.engine import build
-from hamburger.engine.build import captures_steps, tell_captures
+from hamburger.engine import sizing
+from hamburger.engine.build import build_core, tell_captures
 from hamburger.engine.core.pool import lora_bytes
 from hamburger.engine.device import load
 from hamburger.engine.device.load import groups_of
@@ -19,9 +20,11 @@ from hamburger.engine.device.memory import decode_graphs
 from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.drafting.proposal import Proposal
+from hamburger.engine.sizing import captures_steps
 from hamburger.engine.types.config import EngineArgs, OverlapSteps, Quantization
 from hamburger.engine.types.messages import Groups
 from hamburger.model.checkpoints.load import save_checkpoint
+from hamburger.model.checkpoints.sources import BUILTIN
 from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.execution import Execution
 from hamburger.model.kv_cache import PagedKVCache
@@ -103,14 +106,14 @@ def test_a_pool_leaves_room_for_the_adapters_that_may_come(
         kept.append(for_steps)
         return 1 << 24
 
-    monkeypatch.setattr(build, "rank_pool_bytes", pool)
+    monkeypatch.setattr(sizing, "rank_pool_bytes", pool)
     for max_loras in (0, 3):
         args = EngineArgs(
             model=str(tmp_path), device="cpu", dtype="float32", quantization=quantization, max_loras=max_loras,
             max_lora_rank=5,
         )  # fmt: skip
         resolved = load.resolve(args)
-        build._plan(args, resolved, load.steps_of(resolved, args), None, lambda line: None)
+        sizing.engine_config(args, resolved, load.steps_of(resolved, args), None, lambda line: None)
     assert kept == [0, 3 * lora_bytes(config.trunk, 5, number_bytes)]
 
 
@@ -134,3 +137,29 @@ def test_no_draft_makes_a_step_of_more_rows_than_were_measured() -> None:
     for max_rows, chosen in ((None, [3, 0, 2]), (9, [3, 0, 2]), (6, [2, 0, 1]), (4, [0, 0, 1]), (2, [0, 0, 0])):
         policy = DraftPolicy(costs, 0, max_rows=max_rows)
         assert policy.choose(22, 3, offered, [0.0] * 3) == chosen, max_rows
+
+
+def test_an_engine_says_when_its_answers_settle(tmp_path: Path) -> None:
+    config = ModelConfig(trunk=trunk_config(**WIDE))
+    save_checkpoint(tmp_path, config, random_tensors(config))
+    shutil.copy(BUILTIN / "tokenizer.json", tmp_path)
+    told: list[str] = []
+    args = EngineArgs(model=str(tmp_path), device="cpu", dtype="float32", kv_cache_memory=1 << 22)
+    _, info = build_core(args)
+    assert (info.settles, info.settling) == (False, "")
+    _, info = build_core(replace(args, settle=True, settle_keep=0.5, settle_limit=999), told.append)
+    assert info.settles
+    assert info.settling == "window 192, growth 0.3333, keep 0.5, limit 999"
+    assert next(line for line in told if "settle" in line).endswith(f": {info.settling}")
+
+
+def test_what_slides_settles_where_its_window_holds_every_text(tmp_path: Path) -> None:
+    trunk = trunk_config(**WIDE, architecture="mistral", sliding_window=64, sliding_layers=(0, 1, 2, 3))
+    save_checkpoint(tmp_path, config := ModelConfig(trunk=trunk), random_tensors(config))
+    args = EngineArgs(model=str(tmp_path), device="cpu", dtype="float32", settle=True, max_model_len=64)
+    assert load.resolve(args).checkpoint.config.trunk.sliding_layers == ()
+    with pytest.raises(ConfigError, match=r"settle is on, but .* turn it off, or set max_model_len to 64 at most\."):
+        load.resolve(replace(args, max_model_len=65))
+    assert load.resolve(replace(args, max_model_len=65, settle=False)).checkpoint.config.trunk == trunk
+    other = replace(trunk, architecture="gemma3_text", local_rope_theta=10_000.0)
+    assert (other.slides_beyond, other.for_texts(64)) == (0, other)

@@ -15,7 +15,8 @@ import pytest
 from hamburger.engine.build import build_core
 from hamburger.engine.drafting.costs import MeasuredCosts
 from hamburger.engine.plan.known_shapes import PRESETS
-from hamburger.engine.plan.plan import Load, Machine, make_plan, shape_of
+from hamburger.engine.plan.plan import Load, Machine, make_plan
+from hamburger.engine.plan.shape import shape_of
 from hamburger.engine.types.config import EngineArgs, KVCacheDtype, Quantization
 from hamburger.engine.types.messages import SubmitRequest
 from hamburger.engine.types.settling import Settling
@@ -217,5 +218,10 @@ def test_what_slides_does_not_settle() -> None:
     trunk = replace(PRESETS["llama-3.2-1b"], architecture="mistral", sliding_window=64, sliding_layers=(0,))
     shape = shape_of("m", ModelConfig(trunk=trunk), "float32")
     assert plan(shape, kv_cache_memory=2**30, max_model_len=4096).concurrent_requests > 0
-    with pytest.raises(ConfigError, match="settle is on, but layers of m see a sliding window"):
-        plan(shape, kv_cache_memory=2**30, max_model_len=4096, settling=Settling(192, 1 / 8))
+    settling = Settling(192, 1 / 8)
+    with pytest.raises(
+        ConfigError, match=r"settle is on, but layers of m see a sliding .* max_model_len to 64 at most"
+    ):
+        plan(shape, kv_cache_memory=2**30, max_model_len=4096, settling=settling)
+    short = {"max_model_len": 64, "prompt_tokens": 32, "output_tokens": 32}  # in which the window holds all
+    assert plan(shape, kv_cache_memory=2**30, **short, settling=settling).concurrent_requests > 0

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 
 import pytest
 
 from hamburger.engine.plan.known_shapes import PRESETS, with_graft
-from hamburger.engine.plan.plan import shape_of
+from hamburger.engine.plan.shape import shape_of
+from hamburger.model.checkpoints.load import save_checkpoint
 from hamburger.model.config import ModelConfig
+from hamburger.model.parallel.shard import shard_tensor
+from hamburger.model.tensor_shapes import shared_lora_a
 from hamburger.server.cli import main
-from planning import GRAFTED, POOL, command, plan, refused
-from small_models import graft_config, trunk_config
+from planning import GRAFTED, PLAIN, POOL, command, plan, refused
+from small_models import graft_config, grafted, random_tensors, trunk_config
 from trunk_shapes import QWEN3_MOE
 
 
@@ -74,8 +79,11 @@ def test_the_costs_are_those_of_the_published_model() -> None:
         (["builtin", "--memory", "1GB", "--reserved", "900MB"], "beside 0.84 GiB that are reserved"),
         (["builtin", "--memory", "1GiB", "--kv-cache-memory", "2GiB"], "and a KV pool of 2.00 GiB"),
         (["builtin", "--memory", "1GB", "--max-loras", "20"], "GiB and LoRA adapters of 1.08 GiB beside"),
+        (["builtin", *POOL, "--quantization", "int8", "--dtype", "float32"], "with inputs of 16 bits: set another"),
+        (["builtin", *POOL, "--quantization", "int8", "--dtype", "float16", "--device", "cpu"], "no kernels for with"),
         (["builtin", *POOL, "--max-lora-rank", "0"], "--max-lora-rank: '0' is not a whole number from 1 up"),
         (["builtin", "--kv-cache-memory", "1MiB"], "max_model_len is 8192 tokens, whose KV takes 180 MiB"),
+        (["builtin", "--kv-cache-memory", "9MiB"], "lower max_model_len to 384 or less, or raise kv_cache_memory"),
         (["builtin", *POOL, "--block-size", "10000000"], "block_size is 10000000 slots, whose KV takes"),
         (["builtin", *POOL, "--settle", "maybe"], "--settle: 'maybe' is neither true nor false"),
         (["builtin", *POOL, "--max-model-len", "9000"], "max_model_len is 9000, but the model was made for 8192"),
@@ -87,6 +95,11 @@ def test_the_costs_are_those_of_the_published_model() -> None:
         ([*POOL, "--graft", "fused"], "is a HAMburger already"),
         ([*POOL, "--layers", "2", "--parameters", "9"], "layers is given without kv_heads, head_dim"),
         (["builtin", *POOL, "--layers", "2"], "model is given, and layers too"),
+        (["llama-3.1-70b", "--memory", "80GB", "--tensor-parallel-size", "3"], "it must divide the model's num_key"),
+        (["llama-3.1-70b", "--memory", "30GB", "--tensor-parallel-size", "4"], "GiB on each of 4 GPUs beside"),
+        (["llama-3.1-8b", *POOL, "--tensor-parallel-size", "2", "--device", "cpu"], "but device is cpu"),
+        (["llama-3.1-8b", *POOL, "--tensor-parallel-size", "2", "--settle", "true"], "settle is on, but tensor_par"),
+        (["llama-3.1-8b", *POOL, "--tensor-parallel-size", "2", "--max-loras", "2"], "max_loras is 2, but tensor_"),
         (["llama-3.2-1b", *POOL, "--base", "x/y"], "base is set, but llama-3.2-1b is a whole model"),
         (["/nowhere", *POOL], "/nowhere is not a folder"),
     ],
@@ -108,6 +121,12 @@ def test_a_request_of_which_nothing_is_said_fits_a_short_context(
     assert (found["prompt_tokens"], found["output_tokens"]) == (prompt, output)
 
 
+def test_the_length_that_it_names_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    pool = ["builtin", "--kv-cache-memory", "9MiB", "--prompt-tokens", "9", "--output-tokens", "9", "--max-model-len"]
+    assert command(capsys, *pool, "384")["pool_slots"] == 384
+    assert "lower max_model_len to 384 or less" in refused(capsys, *pool, "385")
+
+
 def test_parameters_alone_say_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = ["--layers", "2", "--kv-heads", "1", "--head-dim", "8", "--parameters", "9", *POOL]
     assert "bandwidth says a speed only with" in refused(capsys, *numbers, "--bandwidth", "1GB")
@@ -124,6 +143,42 @@ def test_the_table_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a bound, no measurement" in text.lower()
     assert main(["plan", *options, "--max-num-seqs", "8"]) == 0
     assert "max_num_seqs is the limit here, 8 answers at once" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("config", [PLAIN, GRAFTED, grafted(adapter_rank=32)], ids=["plain", "graft", "adapter"])
+def test_each_gpu_holds_what_a_rank_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: ModelConfig
+) -> None:
+    tensors = random_tensors(config)
+    save_checkpoint(tmp_path, config, tensors)
+    options = [str(tmp_path), "--dtype", "float32", "--memory", "1GiB", "--prompt-tokens", "9", "--output-tokens", "9"]
+    whole, part = (command(capsys, *options, "--tensor-parallel-size", size) for size in ("1", "2"))
+    for name in chain(*shared_lora_a(config).values()) if config.adapter_rank else ():
+        del tensors[name]  # is another's
+    held = [sum(shard_tensor(name, each, rank, 2).nbytes for name, each in tensors.items()) for rank in (0, 1)]
+    assert held == [part["weights_bytes"]] * 2
+    assert part["slot_bytes"] == whole["slot_bytes"] / 2
+    assert (part["parameters"], part["num_gpus"]) == (whole["parameters"], 2)
+    assert part["pool_bytes"] == pytest.approx(0.9 * (2**30 - held[0]), abs=32 * part["slot_bytes"])
+    pool = [str(tmp_path), *POOL]  # of all together
+    assert command(capsys, *pool, "--tensor-parallel-size", "2")["pool_slots"] == command(capsys, *pool)["pool_slots"]
+    assert main(["plan", *options, "--tensor-parallel-size", "2"]) == 0
+    assert "on each of 2 GPUs" in capsys.readouterr().out
+
+
+def test_numbers_of_a_model_are_split_too(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = ["--layers", "2", "--kv-heads", "2", "--head-dim", "8", "--parameters", "1000001", *POOL]
+    found = command(capsys, *numbers, "--tensor-parallel-size", "2")
+    assert (found["weights_bytes"], found["parameters"]) == (1000002, 1000001)
+    assert "it must divide kv_heads, which is 2" in refused(capsys, *numbers, "--tensor-parallel-size", "3")
+
+
+def test_without_fewer_slots_there_is_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama-3.2-1b", "--memory", "80GB", "--bandwidth", "2TB"]) == 0
+    text = capsys.readouterr().out
+    assert "one token a slot" not in text
+    assert " x" not in text
+    assert "They count one token a pass: accepted drafts add to it." in text
 
 
 def test_verified_groups_take_a_slot_a_token() -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from hamburger.engine.core.pool import lora_bytes
-from hamburger.engine.plan.held import as_packed
+from hamburger.engine.plan.held import as_int8, as_packed
 from hamburger.model.assemble import assemble
-from hamburger.model.backend import Backend
+from hamburger.model.backend import Backend, TorchBackend
 from hamburger.model.checkpoints.config.folder import read_model_config
 from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.checkpoints.four_bits import four_bit_linears
@@ -92,6 +92,21 @@ def test_what_the_kernels_hold_is_what_is_planned(name: str) -> None:
         del measured[tensor.data_ptr()]
     scales = 0 if config.graft is None else 2 * 4 * config.graft.max_group  # of the stop head
     assert sum(measured.values()) - scales == as_packed(config, 4).total
+
+
+@pytest.mark.parametrize("name", ["tied", "untied", "experts", "composed", "adapter", "verified"])
+def test_what_a_gpu_holds_in_8_bits_is_what_is_planned(name: str) -> None:
+    config = CASES[name]
+    execution = Execution(packed=False, int8=True)
+    steps = assemble(
+        config, random_tensors(config), dtype=torch.bfloat16, device=CPU, max_positions=200, execution=execution
+    )
+    measured = held_by(steps.backend)
+    assert isinstance(steps.backend, TorchBackend)
+    turned = [each for each in steps.backend.model.modules() if isinstance(each, RotaryEmbedding)]
+    rotary = {tensor.data_ptr() for each in turned for tensor in each.buffers()}  # as long as the context is
+    held = sum(size for address, size in measured.items() if address not in rotary)
+    assert held == as_int8(config, 2).total
 
 
 def test_four_bits_are_less_than_eight() -> None:
@@ -176,11 +191,15 @@ def test_a_cpu_holds_what_its_kernels_read_or_numbers_and_a_tied_head_twice(
         return found
 
     numbers, vocabulary = 134_515_008, 49_152 * 576
+    rows = 30 * (576 + 2 * 192 + 576 + 2 * 1536 + 576)  # of all linears
     assert weights("builtin") == 2 * numbers
     # Groups of 32 weights: 20 bytes in 4 bits, 34 in 8; the head has both. Norms have four bytes each.
     linears, norms = numbers - vocabulary - 61 * 576, 61 * 576
     packed = linears // 32 * 20 + vocabulary // 32 * (34 + 20) + 4 * (norms + 49_152)
     assert weights("builtin", "--device", "cpu") == packed
+    eight = packed + linears // 32 * (34 - 20)
+    assert weights("builtin", "--device", "cpu", "--quantization", "int8", "--dtype", "float32") == eight
+    assert weights("builtin", "--quantization", "int8") == linears + 4 * rows + 2 * (vocabulary + norms)
     assert weights("builtin", "--device", "cpu", "--quantization", "none") == 2 * (numbers + vocabulary)
     assert weights("builtin", "--device", "cpu", "--dtype", "float32") == 4 * (numbers + vocabulary)
     assert weights("builtin", "--device", "cpu", "--dtype", "float16") == 2 * numbers  # which oneDNN does not lay out

@@ -131,6 +131,45 @@ def test_as_many_levels_as_are_allowed_can_be_read() -> None:
     assert takes(grammar_with_schemas("start: args0", [nested(59)]), text)
 
 
+def chained(pointer: str, number: int, levels: int) -> dict[str, Any]:
+    """Schemas by names, of which each leads to the next one."""
+    parts: dict[str, Any] = {f"d{number - 1}": {"type": "null"}}
+    for i in range(number - 1):
+        part: dict[str, Any] = {"$ref": pointer.format(i + 1)}
+        for _ in range(levels):
+            part = {"type": "array", "items": part}
+        parts[f"d{i}"] = part
+    return parts
+
+
+@pytest.mark.parametrize("pointer", ["#/$defs/d{}", "#/$defs/%64{}", "http://a.b/c#/$defs/d{}", "#d{}", "d{}"])
+def test_the_levels_behind_each_form_of_reference_count(pointer: str) -> None:
+    parts = chained(pointer, 20, 60)
+    for name, part in parts.items():
+        part |= {"$id": name} if pointer == "d{}" else {"$anchor": name}
+    with pytest.raises(InvalidRequest, match="levels together, but at most 1000"):
+        json_grammar({"$id": "http://a.b/c", "$ref": pointer.format(0), "$defs": parts})
+
+
+def test_the_levels_of_each_document_in_a_schema_count() -> None:
+    """One pointer leads to a place in each of them."""
+    documents = chained("d{}", 12, 0)
+    for name, document in documents.items():
+        document |= {"$id": name, "items": {"$ref": "#/$defs/d0"}, "$defs": chained("#/$defs/d{}", 12, 3)}
+    with pytest.raises(InvalidRequest, match="levels together, but at most 1000"):
+        json_grammar({"$ref": "d0", "$defs": documents})
+
+
+def test_a_reference_may_be_written_as_addresses_are() -> None:
+    names = {"type": "string", "enum": ["a", "b"]}
+    schema = {
+        "type": "object",
+        "propertyNames": {"$ref": "#/$defs/Gr%C3%B6%C3%9Fe%3Ca%3E"},
+        "$defs": {"Größe<a>": names},
+    }
+    assert taken(schema, '{"a": 1}', '{"c": 1}') == ['{"a": 1}']
+
+
 def test_free_names_may_be_asked_for_where_none_can_come_twice() -> None:
     free = {"type": "object", "additionalProperties": {"type": "integer"}}
     assert taken({**free, "minProperties": 1}, "{}", '{"a": 1}') == ['{"a": 1}']

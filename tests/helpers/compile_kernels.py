@@ -1,6 +1,6 @@
 """Compiles every Triton kernel down to machine code for NVIDIA GPUs, without one: the interpreter checks no types.
 
-    python tests/compile_kernels.py 80,86,89,90 bfloat16,float16,float32 [PATTERN OF NAMES]
+    python tests/helpers/compile_kernels.py 80,86,89,90 bfloat16,float16,float32 [PATTERN OF NAMES]
 
 One line for each kernel, compute capability and dtype. Ends with 1 where one wants more shared memory than a program
 may have there. Run without TRITON_INTERPRET, so in a process of its own.

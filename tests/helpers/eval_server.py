@@ -34,7 +34,6 @@ class EvalServer(ScriptedServer):
     write: Callable[[str], str] = lambda prompt: "I do not know."
     has_tokenize: bool = True
     full: int = 0
-    tokenized: int = 0
 
     def __post_init__(self) -> None:
         self.answer = self._reply
@@ -46,7 +45,6 @@ class EvalServer(ScriptedServer):
         async def tokenize(request: Request) -> Response:
             if not self.has_tokenize:
                 return JSONResponse({"detail": "Not Found"}, status_code=404)
-            self.tokenized += 1
             tokens = list((await request.json())["prompt"].encode())
             return JSONResponse({"tokens": tokens, "count": len(tokens)})
 

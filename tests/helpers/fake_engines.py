@@ -22,9 +22,11 @@ from hamburger.engine.drafting.costs import MeasuredCosts, StepCosts
 from hamburger.engine.drafting.policy import DraftPolicy
 from hamburger.engine.grammar.matching import Grammars
 from hamburger.engine.hosts.thread_host import ThreadHost
+from hamburger.engine.llm import LLM
 from hamburger.engine.types.config import EngineConfig
 from hamburger.engine.types.messages import EngineInfo
 from hamburger.engine.types.observer import EngineObserver
+from reference import CONTEXT
 
 
 def fake_config(**changes: Any) -> EngineConfig:
@@ -81,6 +83,12 @@ def fake_core(
     free = MeasuredCosts(rows=(1, 2), steps=(1.0, 1.0), micro_steps=(0.0, 0.0))  # whatever is drafted is checked
     policy = DraftPolicy(StepCosts(free), config.max_group - 1)
     return EngineCore(config, runner, clock, grammars, policy, loras=loras)
+
+
+def make_llm(runner: ScriptedRunner, num_blocks: int = 256) -> LLM:
+    """The offline API on a scripted runner."""
+    config = fake_config(max_model_len=CONTEXT, num_blocks=num_blocks)
+    return LLM.from_core(fake_core(runner, config), fake_info(config), ByteTokenizer())
 
 
 @asynccontextmanager

@@ -12,7 +12,6 @@ from hamburger.model.backend import Heads, TorchBackend
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.library import InstructionSet, Kernels, load_kernels
 from hamburger.model.emission.narrowing import NarrowingEmission
-from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.execution import Execution
 from hamburger.model.kernel_shapes import GROUP
 from hamburger.model.modules.linear import FormedLinear, Part
@@ -94,4 +93,4 @@ def models(
         max_positions=length,
         execution=Execution(kernels=kernels or load_kernels(), bits=bits, draft_bits=draft_bits),
     )
-    return EagerSteps(backend, [ScoringEmission(backend, NarrowingEmission(backend))]), native
+    return EagerSteps(backend, [NarrowingEmission(backend)]), native

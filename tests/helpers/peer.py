@@ -27,7 +27,7 @@ def hugging_face(config: ModelConfig, tensors: dict[str, Tensor]) -> Any:
 
 
 def as_its_kind_has_them(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Canonical tensors as transformers' class of the kind has them: the way back from what relatives.py makes of
+    """Canonical tensors as transformers' class of the kind has them: the way back from what relatives/ makes of
     Gemma's, and all experts of a layer in one."""
     if config.trunk.experts is not None:
         return with_joined_experts(config, tensors)

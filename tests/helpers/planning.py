@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hamburger.engine.plan.plan import Load, Machine, Plan, Shape, make_plan
+from hamburger.engine.plan.plan import Load, Machine, Plan, make_plan
+from hamburger.engine.plan.shape import Shape
 from hamburger.model.config import ModelConfig
 from hamburger.server.cli import main
 from small_models import graft_config, trunk_config

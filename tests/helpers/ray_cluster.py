@@ -73,6 +73,12 @@ class Cluster:
         lines = [line for line in text.splitlines() if line.startswith("hamburger_num_requests_running{")]
         return {line.split('engine="')[1].split('"')[0]: int(float(line.rsplit(" ", 1)[1])) for line in lines}
 
+    def has_logged(self, words: str) -> bool:
+        """Whether any of its processes did."""
+        logs = [path for path in Path(self._folder).glob("session_*/logs/**/*.err") if path.is_file()]
+        assert logs
+        return any(words in path.read_text(errors="replace") for path in logs)
+
     def stop(self) -> None:
         with self._process:  # without commands it ends, and Ray with it
             self._process.communicate(timeout=120)

@@ -28,7 +28,6 @@ from hamburger.model.batch import ForwardBatch, Reads, empty_sampling
 from hamburger.model.checkpoints.settle_probe import equal_shares
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig
 from hamburger.model.emission.narrowing import NarrowingEmission
-from hamburger.model.emission.scoring import ScoringEmission
 from hamburger.model.execution import Execution
 from hamburger.model.gpu.availability import AttentionBackend
 from hamburger.model.kv_cache import PagedKVCache
@@ -125,7 +124,7 @@ def steps_of(model: HamburgerModel) -> EagerSteps:
     weight = model.head_weight
     micro = weight[model.short_list] if model.has_short_list else weight
     backend = TorchBackend(model, Heads(partial(F.linear, weight=weight), partial(F.linear, weight=micro)))
-    return EagerSteps(backend, [ScoringEmission(backend, NarrowingEmission(backend))])
+    return EagerSteps(backend, [NarrowingEmission(backend)])
 
 
 def core_of(

@@ -40,6 +40,7 @@ CASES = {
     "norms after": ModelConfig(trunk=trunk_config(norms="after"), graft=graft_config()),
     "gemma": ModelConfig(trunk=trunk_config(**GEMMA3), graft=graft_config()),
     "unturned": ModelConfig(trunk=trunk_config(unturned_layers=(1, 3)), graft=graft_config()),
+    "turned in part": ModelConfig(trunk=trunk_config(architecture="mistral", rotary_dim=4), graft=graft_config()),
     "plain": ModelConfig(trunk=trunk_config(num_kv_heads=4)),
     "plain, untied": ModelConfig(trunk=_UNTIED),
     "plain, dynamic rope": ModelConfig(

@@ -43,6 +43,10 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe_as_they_are": {
         **QWEN3_MOE, "experts": ExpertsConfig(number=5, per_token=3, width=64, sum_to_one=False),
     },
+    "olmoe": {
+        "architecture": "olmoe", "qk_norm": "width", "tie_word_embeddings": False, "intermediate_size": 64,
+        "experts": ExpertsConfig(number=6, per_token=3, width=64, sum_to_one=False),
+    },
     "mixtral": MIXTRAL,
     "mixtral_sliding": {**MIXTRAL, "sliding_window": 17, "sliding_layers": (0, 1, 2, 3)},
 }  # fmt: skip
@@ -82,6 +86,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "local_rope_theta": 10000.0,
         "rope_scaling": YARN,
         "max_position_embeddings": 256,
+    },
+    "exaone4": {
+        "architecture": "exaone4",
+        "norms": "after",
+        "qk_norm": "head",
+        "sliding_window": 9,
+        "sliding_layers": (0, 1, 2),
+        "unturned_layers": (3,),
+        "rope_scaling": LLAMA3,
     },
     "gemma3": GEMMA3,
     "gemma3_stretched": {

@@ -190,7 +190,9 @@ class VerifyingRunner:
         for slot in range(start, start + item.num_rows):
             drafted = max(slot - last, 0)
             place = sequence.slot_position(min(slot, last)) + drafted
-            content = hash((sequence.cache_salt, place, text[place], *(held[p] for p in places)))
+            content = hash((held[place - 1] if place else hash(sequence.cache_salt), text[place]))
+            if len(places) < place:  # else it is what it would be in a prompt
+                content = hash((content, *(held[p] for p in places)))
             if place < len(sequence.prompt_ids):
                 content = held[place]  # others with the same prompt read it
             elif place < self._reached[sequence]:

@@ -15,7 +15,8 @@ import check_kubernetes
 from check_kubernetes import Object, faults, metrics_of, objects_of, pod_of, seconds_to_end, server_of, settings_of
 from fake_engines import fake_engine
 from hamburger.engine.plan.known_shapes import PRESETS
-from hamburger.engine.plan.plan import Load, Machine, make_plan, shape_of
+from hamburger.engine.plan.plan import Load, Machine, make_plan
+from hamburger.engine.plan.shape import shape_of
 from hamburger.model.config import ModelConfig
 from hamburger.server.config import ENV_PREFIX, ServeSettings
 from hamburger.server.load_settings import load_settings

@@ -95,6 +95,21 @@ async def test_the_dashboard_shows_every_family_but_the_pools_shape() -> None:
     assert families - shown == {"hamburger_cache_config_info"}
 
 
+async def test_lines_of_single_engines_are_named_by_them() -> None:
+    """Replicas on Ray are all behind one address."""
+    samples = await exported()
+    named = [
+        target["legendFormat"]
+        for path in DASHBOARDS
+        for panel in json.loads(path.read_text())["panels"]
+        for target in panel.get("targets", [])
+        if not re.search(r"\b(sum|avg|min|max)\b", target["expr"])
+        and any("engine" in samples[name] for name in metrics_of(target["expr"]))
+    ]
+    assert len(named) == 3
+    assert all("{{engine}}" in legend for legend in named)
+
+
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
 def test_panels_have_ids_places_and_the_chosen_data_source(path: Path) -> None:
     board = json.loads(path.read_text())
@@ -158,6 +173,11 @@ def test_every_section_says_what_it_means_what_to_look_at_and_what_to_do() -> No
     for section in sections:
         bold = re.findall(r"^\*\*(.+?)\.\*\*", section, flags=re.MULTILINE)
         assert bold == ["What it means", "What to look at", "What to do"], section.split("\n", 1)[0]
+
+
+def test_the_runbook_lists_every_alert_with_its_severity() -> None:
+    rows = re.findall(r"^\| \[(\w+)\]\(#\w+\) \| (\w+) \|", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE)
+    assert dict(rows) == {rule["alert"]: rule["labels"]["severity"] for rule in ALERTS}
 
 
 async def test_the_runbook_names_only_metrics_that_are_exported() -> None:

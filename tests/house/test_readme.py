@@ -15,6 +15,7 @@ from hamburger.server.cli import build_parser
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / ".github").glob("*.md"))]
+CARD = ROOT / "model" / "builtin" / "MODEL_CARD.md"
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -96,11 +97,11 @@ def test_pages_that_everyone_reads_stay_short(page: str) -> None:
 def test_every_picture_is_shown() -> None:
     shown = {target for page in PAGES for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())}
     pictures = {path.name for path in (ROOT / "docs").glob("*/*") if path.suffix in (".png", ".gif")}
-    cards = (ROOT / "model" / "builtin" / "MODEL_CARD.md").read_text()
+    cards = CARD.read_text()
     assert pictures == {Path(target).name for target in shown} | {name for name in pictures if name in cards}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, CARD], ids=lambda page: page.name)
 def test_local_links_lead_somewhere(page: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
         linked = page.parent / target if target else page

@@ -1,6 +1,7 @@
 """The tables in docs/results are what the benchmarks make of the figures beside them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,9 @@ def test_the_parts_of_a_step_are_those_of_the_figures() -> None:
 def test_the_tables_of_drafts_are_those_of_the_figures() -> None:
     files = sorted(RESULTS.glob("drafts*.json"))
     assert (RESULTS / "drafts.md").read_text() == drafts.page(files)
+    dates = re.findall(r"^## .*, ([0-9-]{10}), ", (RESULTS / "drafts.md").read_text(), flags=re.MULTILINE)
+    assert dates == sorted(dates, reverse=True)  # who follows a link meets the newest
+    assert len(dates) == len(files)
     for file in files:
         rows = json.loads(file.read_text())["rows"]
         assert all(row["same"] == row["answers"] for row in rows), file  # what the card says

@@ -14,7 +14,9 @@ import yaml
 
 from check_kubernetes import metrics_of, objects_of, seconds_to_end, server_of, settings_of
 from hamburger.engine.plan.known_shapes import PRESETS, GraftName, with_graft
-from hamburger.engine.plan.plan import Load, Machine, Plan, make_plan, shape_of
+from hamburger.engine.plan.plan import Load, Machine, Plan, make_plan
+from hamburger.engine.plan.shape import shape_of
+from hamburger.model.parallel.step_shape import shard_trunk
 from hamburger.server.cli import main
 from hamburger.server.plan_arguments import add_plan_arguments
 from hamburger.training.recipe import read_recipe
@@ -32,9 +34,11 @@ def rows(header: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines.splitlines()]
 
 
-def planned(name: str, graft: GraftName, gigabytes: int, prompt: int = 1024, output: int = 512, g: float = 1) -> Plan:
-    """A plan on a GPU, as the page says it: 16,384 tokens, and 3.35 TB/s."""
-    shape = shape_of(name, with_graft(PRESETS[name], graft), "bfloat16")
+def planned(
+    name: str, graft: GraftName, gigabytes: int, prompt: int = 1024, output: int = 512, g: float = 1, gpus: int = 1
+) -> Plan:
+    """A plan on a GPU or more, as the page says it: 16,384 tokens, and 3.35 TB/s."""
+    shape = shape_of(name, with_graft(shard_trunk(PRESETS[name], gpus), graft), "bfloat16")
     machine = Machine(memory_bytes=gigabytes * 10**9, bandwidth=3.35e12)
     return make_plan(
         shape, machine, Load(prompt_tokens=prompt, output_tokens=output, tokens_per_kv=g, max_model_len=CONTEXT)
@@ -80,8 +84,8 @@ def test_memory_is_as_planned() -> None:
     table = rows("model, GPU")
     assert {cells[0].split(",")[0].lower() for cells in table} == PRESETS.keys()
     for title, *cells in table:
-        name, gigabytes = title.lower().split(", ")
-        plan = planned(name, "published", int(gigabytes.removesuffix(" gb")))
+        name, _, gpus, gigabytes = re.fullmatch(r"(.*), ((\d) x )?(\d+) gb", title.lower()).groups()  # type: ignore[union-attr]
+        plan = planned(name, "published", int(gigabytes), gpus=int(gpus or 1))
         assert cells == [
             f"{plan.weights_bytes / 2**30:.2f} GiB",
             f"{plan.slot_bytes // 1024} KiB",

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hamburger.engine.core.pool import lora_bytes
-from hamburger.engine.plan.plan import shape_of
+from hamburger.engine.plan.shape import shape_of
 from hamburger.model.assemble import model_of
 from hamburger.model.checkpoints.config.hf import read_trunk_config
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint

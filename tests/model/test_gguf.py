@@ -210,7 +210,7 @@ def bias(writer: gguf.GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "named"),
     [
-        ({"architecture": "phi3"}, "phi3.*supported: llama, qwen2, qwen3, gemma3"),
+        ({"architecture": "phi3"}, "phi3.*supported: llama, qwen2, qwen3, qwen3moe, gemma3"),
         ({"change": linear_scaling}, r"rope\.scaling\.type is 'linear'"),
         ({"change": factor_without_type}, r"rope\.scaling\.factor is 4\.0"),
         ({"change": first_linear_scaling}, r"rope\.scale_linear is 4\.0"),

@@ -14,15 +14,19 @@ from transformers import AutoModelForCausalLM
 from gguf_files import gguf_file
 from hamburger.model.assemble import assemble
 from hamburger.model.batch import Reads
+from hamburger.model.checkpoints.four_bits import four_bit_linears
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
-from hamburger.model.config import ModelConfig
+from hamburger.model.config import ExpertsConfig, ModelConfig
+from hamburger.model.cpu.weights import has_4_bits
 from hamburger.model.kv_cache import PagedKVCache
 from hamburger.model.rope_scaling import LinearRopeScaling
 from peer import as_its_kind_has_them
+from quantised import norm_error
 from small_models import CPU, one_sequence, random_tensors, trunk_config
-from trunk_shapes import GEMMA3, QWEN3
+from trunk_shapes import GEMMA3, QWEN3, QWEN3_MOE
 
+Q4_0 = gguf.GGMLQuantizationType.Q4_0
 IDS = torch.randint(2, 96, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 # transformers reads neither a Qwen's head_dim nor Gemma's scale of attention: both are those of the published models.
 GEMMA: dict[str, Any] = {
@@ -35,6 +39,14 @@ GEMMA: dict[str, Any] = {
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"architecture": "qwen2", "qkv_bias": True, "tie_word_embeddings": False}),
     "qwen3": ("qwen3", {**QWEN3, "head_dim": 128}),
+    "qwen3moe": (
+        "qwen3moe",
+        {
+            **QWEN3_MOE,
+            "head_dim": 128,
+            "experts": ExpertsConfig(number=5, per_token=2, width=768, sum_to_one=True),
+        },
+    ),
     "gemma3": ("gemma3", GEMMA),
     "gemma3_untied": ("gemma3", {**GEMMA, "tie_word_embeddings": False}),
 }
@@ -45,8 +57,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def written(path: Path, kind: str, **changes: Any) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """A file with random weights in float32, by the library's own names; what is to be found in it."""
+def written(path: Path, kind: str, in_4_bits: str = "none", **changes: Any) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """A file with random weights in float32, by the library's own names; what is to be found in it.
+
+    in_4_bits: part of the names of those that are in Q4_0.
+    """
     architecture, fields = KINDS[kind]
     config = ModelConfig(trunk=trunk_config(**{"num_layers": 4, **fields, **changes}))
     trunk, tensors = config.trunk, random_tensors(config, seed=2)
@@ -64,13 +79,33 @@ def written(path: Path, kind: str, **changes: Any) -> tuple[ModelConfig, dict[st
         names = gguf.get_tensor_name_map(
             {n: k for k, n in gguf.MODEL_ARCH_NAMES.items()}[architecture], trunk.num_layers
         )
-        for name, tensor in as_its_kind_has_them(config, tensors).items():
+        if trunk.experts is not None:
+            writer.add_expert_count(trunk.experts.number)
+            writer.add_expert_used_count(trunk.experts.per_token)
+            writer.add_expert_feed_forward_length(trunk.experts.width)
+        as_written = as_its_kind_has_them if trunk.experts is None else of_all_experts
+        for name, tensor in as_written(config, tensors).items():
             # llama.cpp's converter adds the 1 of Gemma's norms.
             values = tensor + 1 if architecture == "gemma3" and "norm" in name else tensor
             theirs = names.get_name(name, (".weight", ".bias"))
             assert theirs is not None
-            writer.add_tensor(theirs, values.numpy())
+            if in_4_bits in name:
+                writer.add_tensor(theirs, gguf.quants.quantize(values.numpy(), Q4_0), raw_dtype=Q4_0)
+            else:
+                writer.add_tensor(theirs, values.numpy())
     return config, tensors
+
+
+def of_all_experts(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As llama.cpp's converter joins them."""
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    mixture = config.trunk.experts
+    assert mixture is not None
+    for name in tensors:
+        if ".experts.0." in name:
+            each = [tensors[name.replace(".experts.0.", f".experts.{n}.")] for n in range(mixture.number)]
+            found[name.replace(".experts.0.", ".experts.")] = torch.stack(each)
+    return found
 
 
 def close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -95,6 +130,17 @@ def test_logits_are_those_of_transformers_on_the_same_file(tmp_path: Path, kind:
         ours = model.backend.head(model.backend.trunk(batch, cache, Reads(batch.emit, 0))[0])
         theirs = peer.eval()(torch.tensor([IDS])).logits[0]
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_of_4_bits_keep_them(tmp_path: Path) -> None:
+    config, tensors = written(tmp_path / "small.gguf", "qwen3moe", in_4_bits=".experts.")
+    source = resolve_source(str(tmp_path / "small.gguf"))
+    of_experts = {name for name in tensors if ".experts." in name}
+    assert four_bit_linears(source, config.trunk) == of_experts
+    loaded = load_checkpoint(source, torch.float32)
+    for name in of_experts:
+        assert has_4_bits(loaded.tensors[name])
+        assert norm_error(loaded.tensors[name], tensors[name]) < 0.1
 
 
 def test_what_transformers_does_not_read_of_gemma(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk_config, trunk_config_json
+from hamburger.model.checkpoints.config.hf import SUPPORTED, parse_trunk_config, read_trunk_config, trunk_config_json
+from hamburger.model.checkpoints.config.unfit import why_unfit
 from hamburger.model.checkpoints.sources import CheckpointError
 from hamburger.model.rope_scaling import LinearRopeScaling, Llama3RopeScaling
 from small_models import trunk_config
@@ -20,7 +21,6 @@ SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
 
 # Fields that transformers always writes where there are experts.
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-SLIDING = {"model_type": "qwen2", "attention_bias": None, "use_sliding_window": True}
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -77,9 +77,12 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
     ("changes", "named"),
     [
         (
-            {"model_type": "gemma"},
-            "gemma.*: llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3, gemma3_text, qwen3_moe, mixtral, "
-            "granite, phi3, gemma3",
+            {"model_type": "gemma2"},
+            "gemma2.*caps on logits.; supported are: "
+            "llama, mistral, qwen2, qwen3, ministral, smollm3, olmo2, olmo3, gemma, gemma3_text, exaone4, "
+            "hyperclovax, glm, glm4, qwen3_moe, olmoe, mixtral, granite, granitemoe, granitemoehybrid, phi3, cwm, "
+            "ministral3, internlm3, iquestcoder, seed_oss, ernie4_5, helium, gemma3, mistral3, "
+            "qwen2_vl, qwen2_5_vl, qwen3_vl",
         ),
         (
             {"rope_scaling": {"rope_type": "proportional", "factor": 2.0}},
@@ -116,6 +119,7 @@ def test_both_forms_of_rope(changes: dict[str, Any], theta: float, scaling: Llam
             {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
             "sliding_attention",
         ),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv is 8.0, which is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act.*gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"model_type": "gemma3", "text_config": {}, "quantization_config": {"bits": 4}}, "quantization_config"),
@@ -265,3 +269,9 @@ def test_the_context_is_what_the_scaling_makes_of_it() -> None:
     assert tokens["linear_rope"] == 3 * 512
     assert tokens["dynamic_rope"] == tokens["yarn_rope"] == 256
     assert trunk_config(**SHAPES["dynamic_rope"]).fixed_context_tokens == 64
+
+
+def test_a_kind_that_is_served_is_not_called_unfit() -> None:
+    assert not [kind for kind in SUPPORTED if why_unfit(kind)]
+    with pytest.raises(CheckpointError, match=r"model_type 'mamba9' is not supported; supported are: llama, "):
+        parse_trunk_config(config(model_type="mamba9"), "here")

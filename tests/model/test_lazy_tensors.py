@@ -17,7 +17,7 @@ from hamburger.model.checkpoints.config.hf import trunk_config_json
 from hamburger.model.checkpoints.experts import one_by_one
 from hamburger.model.checkpoints.lazy_tensors import Lazy, LazyTensors, entries_of
 from hamburger.model.checkpoints.load import open_checkpoint
-from hamburger.model.checkpoints.relatives import retold_tensors
+from hamburger.model.checkpoints.relatives.retelling import retold_tensors
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
 from hamburger.model.config import ModelConfig
 from hamburger.model.cpu.library import Kernels, load_kernels
@@ -52,7 +52,7 @@ def test_what_is_not_asked_for_is_not_made() -> None:
     assert made == ["c"]
 
 
-@pytest.mark.parametrize("kind", ["granite", "phi3", "gemma3_text", "gemma3", "mixtral"])
+@pytest.mark.parametrize("kind", ["granite", "phi3", "ernie4_5", "helium", "gemma3_text", "gemma3", "mixtral"])
 def test_models_in_other_words_are_made_no_earlier(kind: str) -> None:
     """Their names, cuts and factors concern tensors that are not there yet."""
     trunk = trunk_config(**(MIXTRAL if kind == "mixtral" else GEMMA3 if "gemma" in kind else {}))

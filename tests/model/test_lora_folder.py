@@ -215,13 +215,14 @@ def test_a_rank_that_is_not_the_tensors_is_refused(tmp_path: Path, ranks: dict[s
 
 
 @pytest.mark.parametrize("start", ["model.layers", "model.language_model.layers", "language_model.model.layers"])
-def test_adapters_of_a_model_with_images_are_of_its_text_part(tmp_path: Path, start: str) -> None:
+@pytest.mark.parametrize("base", [WITH_IMAGES, {"model_type": "qwen3_vl", "text_config": {"hidden_size": 64}}])
+def test_adapters_of_a_model_with_images_are_of_its_text_part(tmp_path: Path, start: str, base: dict[str, Any]) -> None:
     folder = lora_folder(tmp_path, WIDE_BASE, 1, 4, alpha_pattern={f"{start}.0.mlp.up_proj": 12})
     wanted = read_lora(folder, WIDE_BASE.trunk, 4).pairs
     file = folder / "adapter_model.safetensors"
     tensors = {name.replace("model.layers", start, 1): tensor for name, tensor in load_file(file).items()}
     save_file(tensors, file)
-    found = read_lora(folder, WIDE_BASE.trunk, 4, WITH_IMAGES).pairs
+    found = read_lora(folder, WIDE_BASE.trunk, 4, base).pairs
     assert found.keys() == wanted.keys()
     assert torch.equal(found[1, "mlp.up_proj"][1], wanted[1, "mlp.up_proj"][1])
     assert torch.equal(found[0, "mlp.up_proj"][1], tensors[f"base_model.model.{start}.0.mlp.up_proj.lora_B.weight"] * 3)

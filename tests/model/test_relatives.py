@@ -1,4 +1,4 @@
-"""Granite and Phi-3, retold as a Llama and a Mistral: transformers' logits, whatever their configuration says."""
+"""Kinds that are retold as another, Granite as a Llama: transformers' logits, whatever their configuration says."""
 
 from __future__ import annotations
 
@@ -10,55 +10,23 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hamburger.engine.core.loras import CoreLoras
 from hamburger.engine.device.loras import LoraFolders
 from hamburger.engine.types.messages import LoadLora
 from hamburger.model.assemble import assemble
-from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk_config, trunk_config_json
-from hamburger.model.checkpoints.load import load_checkpoint
+from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk_config
+from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.lora_folder import base_config, read_lora
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
 from hamburger.model.config import ModelConfig
 from hamburger.model.rope_scaling import LongRopeScaling
 from lora_folders import lora_folder, merged_by_peft, saved_adapter
 from peer import SIZES, greedy, saved
+from relatives import GRANITE4, KINDS, longrope
 from small_models import CPU, core_of, params, run_core, tokens_of
 from transformers_answers import assert_answers_are, served
-
-FACTORS = {
-    "embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.22, "logits_scaling": 8.0,
-}  # fmt: skip
-
-
-def longrope(size: int) -> dict[str, Any]:
-    short, long = ([start + 0.3 * i for i in range(size)] for start in (1.0, 2.5))
-    return {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": short, "long_factor": long}
-
-
-KINDS: dict[str, dict[str, Any]] = {
-    "granite": {"model_type": "granite", "tie_word_embeddings": True, **FACTORS},
-    "granite_untied": {"model_type": "granite", "tie_word_embeddings": False, **FACTORS},
-    "granite_with_biases": {"model_type": "granite", "attention_bias": True, "mlp_bias": True, **FACTORS},
-    "granite_without_factors": {"model_type": "granite"},
-    "phi3": {"model_type": "phi3"},
-    "phi3_sliding": {"model_type": "phi3", "sliding_window": 12},
-    "phi3_tied": {"model_type": "phi3", "tie_word_embeddings": True},
-    "phi3_partial": {"model_type": "phi3", "partial_rotary_factor": 0.5},
-    # Texts are longer than 16 tokens, and shorter than 1,000: transformers goes by the text, we by what is served.
-    "phi3_long": {
-        "model_type": "phi3", "original_max_position_embeddings": 16, "rope_parameters": longrope(4)
-    },
-    "phi3_short": {
-        "model_type": "phi3", "original_max_position_embeddings": 1000, "max_position_embeddings": 4000,
-        "rope_parameters": longrope(4),
-    },
-    "phi4_mini": {
-        "model_type": "phi3", "original_max_position_embeddings": 16, "tie_word_embeddings": True,
-        "rope_parameters": {**longrope(3), "partial_rotary_factor": 0.75},
-    },
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,6 +42,18 @@ def test_bfloat16_weights_lose_little_by_their_factors(tmp_path: Path, kind: dic
     rounded = load_checkpoint(resolve_source(str(tmp_path)), torch.bfloat16).tensors
     for name, tensor in exact.items():
         torch.testing.assert_close(rounded[name].float(), tensor, rtol=2**-8, atol=0)
+
+
+QKV = ["q_proj", "k_proj", "v_proj"]
+JOINED = ["o_proj", "gate_up_proj", "down_proj"]
+LORA_TARGETS = {
+    "phi3": ["qkv_proj", *JOINED],
+    "phi4_mini": ["qkv_proj", *JOINED],
+    "glm": [*QKV, *JOINED],
+    "glm4": [*QKV, *JOINED],
+    "granitemoe": [*QKV, "o_proj"],
+    "granite4": [*QKV, "o_proj", "input_linear", "output_linear"],
+}
 
 
 @pytest.mark.parametrize(
@@ -139,20 +119,45 @@ def test_older_names_of_longrope_are_read(name: str) -> None:
     assert found.attention_factor == pytest.approx((1 + math.log(32) / math.log(4096)) ** 0.5)
 
 
-@pytest.mark.parametrize("kind", ["phi3_long", "phi3_partial", "phi4_mini"])
-def test_a_shape_is_told_and_read_again(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_our_own_format_it_is_the_same_model(tmp_path: Path, kind: str) -> None:
+    """Whose weights are retold already."""
     saved(tmp_path, **KINDS[kind])
-    trunk = read_trunk_config(tmp_path)
-    assert parse_trunk_config(json.loads(json.dumps(trunk_config_json(trunk))), "config.json") == trunk
+    wanted = load_checkpoint(resolve_source(str(tmp_path)), torch.float32)
+    save_checkpoint(tmp_path / "own", wanted.config, wanted.tensors)
+    found = load_checkpoint(resolve_source(str(tmp_path / "own")), torch.float32)
+    assert found.config == wanted.config
+    assert found.tensors.keys() == wanted.tensors.keys()
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in wanted.tensors.items())
 
 
 @pytest.mark.parametrize(
-    "kind", ["granite", "granite_with_biases", "phi3", "phi4_mini", "smollm3", "olmo2", "gemma3_text"]
+    "kind",
+    [
+        "granite",
+        "granite_with_biases",
+        "granitemoe",
+        "granite4",
+        "hyperclovax",
+        "internlm3_with_biases",
+        "phi3",
+        "phi4_mini",
+        "seed_oss",
+        "ernie4_5",
+        "helium_with_biases",
+        "glm",
+        "glm4",
+        "smollm3",
+        "olmo2",
+        "exaone4",
+        "gemma",
+        "gemma3_text",
+    ],
 )
 def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> None:
     """Retold as the weights are; kinds that are read as they are have nothing to retell."""
     peer = saved(tmp_path, **KINDS.get(kind, {"model_type": kind}))
-    targets = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"] if kind.startswith("phi") else "all-linear"
+    targets: Any = LORA_TARGETS.get(kind, "all-linear")
     folder = saved_adapter(tmp_path / "adapter", peer, 1, r=4, lora_alpha=6, target_modules=targets)
     source = resolve_source(str(tmp_path))
     checkpoint = load_checkpoint(source, torch.float32)
@@ -170,6 +175,48 @@ def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> No
     found = [entry.logprob for entry in first.prompt_logprobs or [] if entry is not None]
     assert found == pytest.approx(wanted.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist(), abs=1e-4)
     assert tokens_of([first, *rest]) == greedy(merged, prompt, 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "seed_oss", "attention_bias": False, "attention_out_bias": True}, "attention_out_bias without"),
+        ({"model_type": "seed_oss", "mlp_bias": True}, "mlp_bias is True"),
+        ({"model_type": "ernie4_5", "use_bias": "no"}, "use_bias is 'no'"),
+        ({"model_type": "helium", "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"model_type": "granitemoe", "num_local_experts": 4, "attention_bias": True}, "attention_bias is True"),
+        ({"model_type": "internlm3", "qkv_bias": True}, "qkv_bias is True and bias False; only the same"),
+        ({"model_type": "iquestcoder", "clip_qkv": 8}, "clip_qkv is 8"),
+        ({"model_type": "hyperclovax", "use_post_norm": False}, "use_post_norm is False; only True"),
+        ({"model_type": "gemma", "hidden_act": "silu"}, "hidden_act is 'silu'; only 'gelu_pytorch_tanh'"),
+        ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({**GRANITE4, "num_local_experts": 8}, "num_local_experts is 8: of granitemoehybrid those without experts"),
+        ({**GRANITE4, "layer_types": ["mamba", "attention", "mamba"]}, "layer_types names mamba, but only layers of"),
+        ({**GRANITE4, "layer_types": None}, "layer_types names mamba"),
+        ({**GRANITE4, "position_embedding_type": "nope"}, "position_embedding_type is 'nope'; only 'rope'"),
+        ({**GRANITE4, "shared_intermediate_size": 0}, "shared_intermediate_size is 0"),
+    ],
+)
+def test_what_a_kind_cannot_be_retold_with_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse_trunk_config({**SIZES, "rms_norm_eps": 1e-5, **fields}, "config.json")
+
+
+LEFT_OUT = ["internlm3", "iquestcoder", "hyperclovax", "gemma", "seed_oss", "ernie4_5", "helium", "glm", "glm4"]
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_what_a_relative_leaves_out_is_transformers_default(kind: str) -> None:
+    fields: dict[str, Any] = {**SIZES, "model_type": kind, "rms_norm_eps": 1e-5}
+    theirs: Any = AutoConfig.for_model(**fields)
+    ours = parse_trunk_config(fields, "here")
+    assert ours.head_dim == theirs.head_dim
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    part = theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    assert ours.rotary_dim == (None if part == 1 else int(theirs.head_dim * part))
+    has_bias = getattr(theirs, "use_bias", None)
+    assert ours.qkv_bias == (getattr(theirs, "attention_bias", False) if has_bias is None else has_bias)
 
 
 def test_joined_adapters_of_another_width_are_refused(tmp_path: Path) -> None:

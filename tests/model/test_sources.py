@@ -174,6 +174,9 @@ def test_files_of_other_kinds_and_folders_without_config_are_refused(tmp_path: P
     file(tmp_path / "empty" / "latest")
     with pytest.raises(CheckpointError, match=r"empty is a training run's folder: name a checkpoint in it, .*/step-"):
         resolve_source(str(tmp_path / "empty"))
+    (tmp_path / "empty" / "latest").write_text("step-000500\n")
+    with pytest.raises(CheckpointError, match=r"name a checkpoint in it, .*empty/step-000500$"):
+        resolve_source(str(tmp_path / "empty"))
 
 
 def test_our_folder_finds_its_base_beside_it_and_the_bases_tokenizer(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ async def test_streams_come_in_pieces_and_a_client_that_leaves_frees_its_seat(cl
                     assert sum(cluster.running().values()) == 1  # it is not finished: 5 pieces came while it ran
                     break
         await until(lambda: not sum(cluster.running().values()))
+    assert not cluster.has_logged("can no longer be watched")
 
 
 async def test_a_session_stays_at_one_replica(cluster: Cluster) -> None:
@@ -132,6 +133,28 @@ async def test_a_session_stays_at_one_replica(cluster: Cluster) -> None:
         }
     assert all(len(names) == 1 for names in by_session.values())
     assert len(set.union(*by_session.values())) == 2
+
+
+async def test_a_stored_response_is_found_wherever_it_lies(cluster: Cluster) -> None:
+    cluster.wait_for_replicas(2)
+    places = set()
+    async with client_of(cluster) as client:
+        for number in range(8):
+            wish = {"input": f"Count to {number}.", "max_output_tokens": 8, "background": True}
+            name = (await client.post("/v1/responses", json=wish)).json()["id"]
+            places.add(name.rpartition("_")[2])
+
+            def is_written(name: str = name) -> bool:
+                asked = httpx.get(f"{cluster.url}/v1/responses/{name}", timeout=60)
+                assert asked.status_code == 200, asked.text
+                return bool(asked.json()["status"] != "in_progress")
+
+            await until(is_written)
+            more = {"input": "And on?", "previous_response_id": name, "max_output_tokens": 4}
+            assert (await client.post("/v1/responses", json=more)).status_code == 200
+            assert (await client.delete(f"/v1/responses/{name}")).status_code == 200
+            assert (await client.get(f"/v1/responses/{name}")).status_code == 404
+    assert places == set(cluster.replicas())
 
 
 async def test_a_replica_killed_under_load_loses_nothing_that_had_not_begun(cluster: Cluster) -> None:
@@ -220,7 +243,7 @@ async def test_a_rolling_update_fails_no_request_and_its_limits_hold(cluster: Cl
 async def test_replicas_follow_the_load(cluster: Cluster) -> None:
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 5, "metrics_interval_s": 0.5, "look_back_period_s": 2}
     limits = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2}
-    engine = {"name": "engine", "autoscaling_config": limits | quick}
+    engine = {"name": "engine", "autoscaling_config": limits | quick, "max_ongoing_requests": 8}  # all are reserved
     await asyncio.to_thread(cluster.deploy, engine, replicas=1, max_replicas=2, api_key="secret")
     await asyncio.to_thread(cluster.wait_for_replicas, 1)
     async with client_of(cluster) as client:

@@ -9,12 +9,15 @@ import pytest
 
 from hamburger.server.replicas.affinity import affinity_key
 from hamburger.server.replicas.scale_options import Affinity
+from hamburger.server.responses.store import ResponseStore
+from serving import CHAT
 
 SYSTEM, HELLO = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}
 
 
-def key(fields: Any, affinity: Affinity = "prefix", **headers: str) -> str | None:
-    return affinity_key({name.replace("_", "-"): value for name, value in headers.items()}, dump(fields), affinity)
+def key(fields: Any, affinity: Affinity = "prefix", path: str = CHAT, **headers: str) -> str | None:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return affinity_key(path, named, dump(fields), affinity)
 
 
 def dump(fields: Any) -> bytes:
@@ -83,3 +86,26 @@ def test_what_says_nothing_has_no_key(fields: Any) -> None:
 def test_other_affinities_look_at_less() -> None:
     assert key({"prompt": "a"}, "session") is None
     assert key({"prompt": "a"}, "none", x_session_id="me") is None
+
+
+@pytest.mark.parametrize("affinity", ["prefix", "session", "none"])
+def test_who_stored_a_response_is_named(affinity: Affinity) -> None:
+    stored = ResponseStore(0, place="cvnotb69").new_id()
+    for path, fields in [
+        (f"/v1/responses/{stored}", b""),
+        (f"/v1/responses/{stored}/cancel", b"{}"),
+        ("/v1/responses", {"input": "And?", "previous_response_id": stored}),
+        ("/v1/responses/input_tokens", {"input": "And?", "previous_response_id": stored}),
+    ]:
+        assert key(fields, affinity, path, x_session_id="me") == "@cvnotb69"
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [pytest.param(ResponseStore(0).new_id(), id="new"), "resp_", "resp_x_y", 7, ["a"], None, "@cvnotb69"],
+)
+def test_other_names_of_responses_say_nothing(stored: Any) -> None:
+    first = key({"input": "And?"}, path="/v1/responses")
+    assert first is not None
+    assert key({"input": "And?", "previous_response_id": stored}, path="/v1/responses") == first
+    assert key(b"", path=f"/v1/responses/{stored}") is None

@@ -19,6 +19,7 @@ from hamburger.server.replicas import forwarding
 from hamburger.server.replicas.forwarding import ReplicaLost, create_front, merge_pages, replica_settings
 from hamburger.server.replicas.replica import Replica, WholeRequest, WholeResponse
 from hamburger.server.replicas.scale_options import ScaleOptions
+from hamburger.server.responses.store import ResponseStore
 from serving import CHAT, COMPLETIONS, HELLO, ByChoice, Served, error_of, events, on_port, serving, split, until
 
 Fault = Callable[[int], BaseException | None]
@@ -260,12 +261,49 @@ async def test_one_page_of_metrics_and_the_best_health_of_any() -> None:
         assert (await client.get("/health")).status_code == 200
 
 
+async def test_a_prefix_of_all_paths_changes_nothing() -> None:
+    settings: dict[str, Any] = {"api_key": ["secret"]}
+    async with serving([[EOS]], settings=settings) as one, serving([[EOS]], settings=settings) as two:
+        listed = Listed(one, two)
+        app = create_front(listed, ScaleOptions(), ServeSettings(**settings))
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, root_path="/two")
+        async with httpx.AsyncClient(transport=transport, base_url="http://front/two") as client:
+            assert (await client.get("/metrics")).text.count("\nhamburger_macro_steps_total{") == 2
+            assert (await client.get("/v1/models")).status_code == 401
+            assert (await client.post("/v1/messages")).json()["type"] == "error"  # as Anthropic's clients read it
+            assert listed.keys == []
+            stored = ResponseStore(0, place="cvnotb69").new_id()
+            headers = {"Authorization": "Bearer secret"}
+            assert (await client.get(f"/v1/responses/{stored}", headers=headers)).status_code == 404
+            refused = await client.post("/v1/messages", json={}, headers=headers)
+            assert (refused.status_code, refused.json()["type"]) == (400, "error")
+    assert listed.keys == ["@cvnotb69", None]
+
+
 async def test_metrics_of_replicas_that_want_a_key_want_it_here() -> None:
     settings = {"api_key": ["secret"], "public_operation": False}
     async with serving([[EOS]], settings=settings) as server, front(Listed(server), settings) as client:
         assert error_of(await client.get("/metrics"))["code"] == "invalid_api_key"
         allowed = await client.get("/metrics", headers={"Authorization": "Bearer secret"})
         assert allowed.text.startswith("# HELP")
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", COMPLETIONS), ("POST", "/tokenize"), ("GET", "/v1/models")])
+async def test_without_a_key_nothing_reaches_a_replica(method: str, path: str) -> None:
+    """It would wait for a seat, in the place of somebody who has one."""
+    settings = {"api_key": ["secret"]}
+    async with serving([[EOS]], settings=settings) as server:
+        listed = Listed(server)
+        async with front(listed, settings) as client:
+            refused = await client.request(method, path, content=b"{", headers={"Authorization": "Bearer other"})
+            assert (refused.status_code, error_of(refused)["code"]) == (401, "invalid_api_key")
+            assert refused.headers["www-authenticate"] == "Bearer"
+            named = await client.post("/v1/messages", headers={"X-Request-Id": "mine"})
+            assert (named.status_code, named.json()["request_id"], named.headers["request-id"]) == (401, "mine", "mine")
+            assert listed.keys == []
+            answered = await client.get("/v1/models", headers={"Authorization": "Bearer secret"})
+            assert (answered.status_code, len(listed.keys)) == (200, 1)
+            assert (await client.get("/version")).status_code == 200
 
 
 def test_pages_are_merged_by_family() -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from hamburger.server.config import SettingsError
+from hamburger.server.replicas.forwarding import replica_settings
 from hamburger.server.replicas.ray_app import build
 from hamburger.server.replicas.scale_options import read_arguments, seats
 
@@ -35,6 +36,33 @@ def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch)
     assert read_arguments({})[1].engine_args().max_num_seqs == 5
 
 
+@pytest.mark.parametrize("name", ["ssl_certfile", "ssl_keyfile", "response_file"])
+def test_what_the_environment_promises_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Rather than to serve without TLS, say, where it was asked for."""
+    monkeypatch.setenv(f"HAMBURGER_{name.upper()}", "/a/path")
+    with pytest.raises(SettingsError, match=f"{name} is set in the environment .*What sets it here: "):
+        read_arguments({})
+
+
+def test_what_means_nothing_here_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text("port: 9000\n")
+    monkeypatch.setenv("HAMBURGER_CONFIG", str(config))
+    monkeypatch.setenv("HAMBURGER_ENGINE_RESTARTS", "3")
+    _, settings = read_arguments({})
+    assert [record.getMessage().split(" is set ")[0] for record in caplog.records] == ["port", "engine_restarts"]
+    assert replica_settings(settings).engine_restarts == 0
+
+
+def test_the_environment_says_how_long_answers_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_arguments({})[0].drain_seconds == 300
+    monkeypatch.setenv("HAMBURGER_DRAIN_SECONDS", "30")
+    assert read_arguments({})[0].drain_seconds == 30
+    assert read_arguments({"drain_seconds": 60})[0].drain_seconds == 60
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,6 +81,7 @@ def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch)
         ({"bundles": [{"GPU": 2}]}, "reserves 2 GPUs, but tensor_parallel_size is 1"),
         ({"gpus": 1, "tensor_parallel_size": 2}, "tensor_parallel_size is 2, but a replica reserves 1 GPUs"),
         ({"gpus": 4, "tensor_parallel_size": 2}, "reserves 4 GPUs, but tensor_parallel_size is 2"),
+        ({"gpus": 0.5, "replicas": 2}, "reserves 0.5 of a GPU, but its KV pool .* set kv_cache_memory"),
         ({"bundles": [{"CPU": 1}], "cpus": 2}, "the first bundle says"),
         ({"gpus": -1}, "gpus is -1: "),
     ],

@@ -10,6 +10,7 @@ from hamburger.engine.types.config import SETTLE_SETTINGS
 from hamburger.server.cli import build_parser, main
 from hamburger.server.config import ServeSettings, SettingsError
 from hamburger.server.load_settings import load_settings
+from hamburger.server.serve_arguments import GROUPS
 from hamburger.server.setting_values import parse_bytes
 
 
@@ -258,3 +259,22 @@ def test_what_no_browser_sends_as_an_origin_is_refused(value: str) -> None:
 def test_a_list_that_is_given_but_empty_is_refused(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match="empty"):
         load_settings({name: value})
+
+
+def test_the_help_says_what_each_option_takes_and_its_default_as_one_writes_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    out = capsys.readouterr().out
+    assert [line[:-1] for line in out.splitlines() if line.endswith(":") and line[0] != " "] == [
+        "positional arguments", "options", *GROUPS.values()
+    ]  # fmt: skip
+    told = " ".join(out.split())
+    assert "--settle true|false whether" in told
+    assert "--groups auto|composed|verified verified: the model" in told
+    for default in ("64MiB", "8MiB", "600", "true", "false"):
+        assert f"(default: {default})" in told
+    assert "True" not in told
+    assert "False" not in told

@@ -77,6 +77,13 @@ TEXTS: dict[Family, dict[str, bool]] = {
         "Rom is a city.": True,
     },
 }
+TEXTS["olmo3"] = {text.replace("tool_call>", "function_calls>"): said for text, said in TEXTS["hermes"].items()}
+TEXTS["pythonic"] = TEXTS["json"] | {
+    '[get_weather(city="Rom")]': False,  # no grammar holds that: JSON is written instead
+    "\n[ now (": False,
+    "[get_weather]": True,
+    '[other(city="Rom")]': True,
+}
 
 
 class Marked(ByteTokenizer):
@@ -135,6 +142,11 @@ OR_CALLS: dict[Family, dict[str, tuple[int, str] | None]] = {
         '{"text": "a"}': (0, '{"text": "a"}'),
     },
 }
+OR_CALLS["olmo3"] = {
+    text.replace("tool_call>", "function_calls>"): said and (said[0], said[1].replace("tool_call>", "function_calls>"))
+    for text, said in OR_CALLS["hermes"].items()
+}
+OR_CALLS["pythonic"] = OR_CALLS["json"] | {'[get_weather(city="Rom")]': None}
 FOR_ALL: dict[str, tuple[int, str] | None] = {
     '{"text": "é"}': (0, '{"text": "é"}'), '{"text": 1}': None, "{}": None, "Rom is a city.": None, "": None,
 }  # fmt: skip
@@ -222,7 +234,8 @@ def test_with_a_format_one_call_may_be_all_and_names_are_no_calls(family: Family
 def test_only_allowed_tools_are_called(family: Family) -> None:
     choice = AllowedTools.model_validate({"type": "allowed_tools", "allowed_tools": {
         "mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}})  # fmt: skip
-    text = {"hermes": "<tool_call>{}</tool_call>", "mistral": "[TOOL_CALLS][{}]", "llama3": "{}", "json": "{}"}[family]
+    marked = {"hermes": "<tool_call>{}</tool_call>", "mistral": "[TOOL_CALLS][{}]"}
+    text = {**marked, "olmo3": "<function_calls>{}</function_calls>"}.get(family, "{}")
     for options in ({}, {"form": GrammarSource("json", FORM)}):
         use = use_of(family, WEATHER, LOOSE, choice=choice, **options)
         assert [tool["function"]["name"] for tool in use.for_template] == ["get_weather", "now"]

@@ -71,16 +71,19 @@ async def test_a_response_says_what_it_was_sampled_by() -> None:
 
 
 async def test_the_fingerprint_changes_with_what_texts_depend_on() -> None:
-    async def fingerprint(settings: dict[str, Any], defaults: dict[str, float]) -> str:
-        async with serving([[EOS]], settings=settings, sampling_defaults=defaults) as server:
+    async def fingerprint(settings: dict[str, Any], defaults: dict[str, float], settling: str = "") -> str:
+        info = {"settling": settling}
+        async with serving([[EOS]], settings=settings, sampling_defaults=defaults, info=info) as server:
             return str((await server.chat())["system_fingerprint"])
 
     prints = [
         await fingerprint({}, {}),
         await fingerprint({}, {"temperature": 0.5}),
         await fingerprint({"chat_template_kwargs": {"a": 1}}, {}),
+        await fingerprint({}, {}, "window 64, growth 0, keep 0.33"),
+        await fingerprint({}, {}, "window 96, growth 0, keep 0.33"),
     ]
-    assert len(set(prints)) == 3
+    assert len(set(prints)) == 5
     assert await fingerprint({}, {}) == prints[0]
 
 

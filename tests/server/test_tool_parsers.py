@@ -149,7 +149,9 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(["hermes", "llama3", "mistral", "json"]), st.lists(st.sampled_from(PIECES), max_size=12))
+@given(
+    st.sampled_from(["hermes", "llama3", "mistral", "pythonic", "json"]), st.lists(st.sampled_from(PIECES), max_size=12)
+)
 def test_streamed_and_whole_agree_on_anything(family: Family, parts: list[str]) -> None:
     check_stream(family, [*parts, ""])
     check_stream(family, [*"".join(parts), ""])
@@ -178,7 +180,7 @@ class Counting:
         return match
 
 
-@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral", "json"])
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral", "olmo3", "pythonic", "json"])
 @pytest.mark.parametrize(("head", "piece"), [('{"a": "', "text"), ('{"a": ["', 'text", "'), ('{"a": [', "[1],")])
 def test_arguments_are_scanned_once_however_long_they_get(
     family: Family, head: str, piece: str, monkeypatch: pytest.MonkeyPatch
@@ -187,14 +189,14 @@ def test_arguments_are_scanned_once_however_long_they_get(
     monkeypatch.setattr(value_ends, "_OUTSIDE", patterns[0])
     monkeypatch.setattr(value_ends, "_INSIDE", patterns[1])
     stream, size = use_of(family).stream(), 0
-    before = {"hermes": "<tool_call>", "llama3": "", "mistral": "[TOOL_CALLS]", "json": ""}[family]
+    before = "".join(tool_parsers.MARKERS[family][:1]) if family not in tool_parsers.BARE else ""
     for part in [f'{before}{{"name": "add", "arguments": {head}', *[piece] * 1000]:
         stream.add(part, is_final=False)
         size += len(part)
     assert 1000 < sum(pattern.count for pattern in patterns) <= size
 
 
-@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral", "olmo3"])
 def test_markers_that_begin_no_call_are_looked_at_once(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model may repeat one for ever."""
     looked, calls = 0, calls_at
@@ -213,7 +215,7 @@ def test_markers_that_begin_no_call_are_looked_at_once(family: Family, monkeypat
     assert looked < 2500
 
 
-@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral", "olmo3"])
 def test_words_are_searched_for_calls_once(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     searched, next_call = 0, tool_parsers._next_call
 
@@ -269,6 +271,8 @@ def test_a_forced_list() -> None:
         ("... <tool_call>\n ...", "hermes"),
         ("{{ '[TOOL_CALLS]' }}", "mistral"),
         ("<|python_tag|>", "llama3"),
+        ("{{ '<function_calls>' + message['function_calls'] + '</function_calls>' }}", "olmo3"),
+        ("in the format of [func_name1(params_name1=params_value1, ...), func_name2(params)]", "pythonic"),
         ("{{ messages }}", "json"),
         (None, "json"),
     ],

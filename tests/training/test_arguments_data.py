@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hamburger.training.base_model import base_arguments, base_name
+from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.training.base_model import base_arguments
 from hamburger.training.cli.data import (
     add_distill_arguments,
     add_inspect_arguments,
@@ -76,7 +77,7 @@ def test_a_range_of_confidences_is_no_list() -> None:
 def test_the_base_is_the_untouched_embedded_model_unless_named() -> None:
     assert base_arguments(None, None) == base_arguments("builtin", None) == ("builtin", None)
     assert base_arguments("some/model", "b") == ("some/model", "b")
-    assert base_name(None, None) == base_name("builtin", None) == "smollm2-135m-instruct"
+    assert resolve_source(*base_arguments(None, None)).name == "smollm2-135m-instruct"
 
 
 def test_the_options_need_no_torch() -> None:

@@ -99,6 +99,14 @@ def test_no_answer_is_a_mistake(base: Path, tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "data").exists()
 
 
+def test_a_data_set_without_an_example_is_no_success(base: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "a.jsonl"
+    answers.write_text('{"id": "a", "prompt": "Hi", "response": "Hello"}\n')
+    where = ("--model", base, "--device", "cpu", "--dtype", "float32", "--held-out", 1)
+    with pytest.raises(TrainingError, match=r"no answer is left, so .*data holds no example"):
+        command(add_segment_arguments, segment.run, answers, "--out", tmp_path / "data", *where)
+
+
 def test_a_file_of_other_answers_costs_no_model(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.jsonl").write_text('{"id": "a", "prompt": "Hi"}\n')
     (tmp_path / "a.jsonl").write_text('{"text": "mine"}\n')

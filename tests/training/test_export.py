@@ -107,17 +107,20 @@ def test_a_checkpoint_over_a_base_answers_as_before(step: Path, tmp_path: Path, 
     assert max(len(group) for group in answers[0][0]) > 1
 
 
+@pytest.mark.parametrize("is_of_base", [True, False])
 @pytest.mark.parametrize("merge", [False, True])
-def test_the_probe_of_the_base_serves_on(step: Path, tmp_path: Path, merge: bool) -> None:
+def test_the_probe_of_the_base_or_of_the_model_itself_serves_on(
+    step: Path, tmp_path: Path, merge: bool, is_of_base: bool
+) -> None:
     trunk = load_checkpoint(resolve_source(str(step)), torch.float32).config.trunk
     weights = torch.ones(trunk.num_layers, trunk.num_kv_heads, trunk.head_dim + 1)
     base = resolve_source(str(step)).base_path
     assert base is not None
     settings = {"settle_window": 64, "settle_growth": 0, "settle_keep": 0.5}
-    save_probe(base / PROBE_FILE, SettleProbe(weights, equal_shares(trunk)), settings)
+    save_probe((base if is_of_base else step) / PROBE_FILE, SettleProbe(weights, equal_shares(trunk)), settings)
     out = tmp_path / "exported"
     export(options(step, out, merge=merge))
-    assert (out / PROBE_FILE).exists() == merge
+    assert (out / PROBE_FILE).exists() == (merge or not is_of_base)
     assert settle_settings(resolve_source(str(out))) == settings
     assert_equal(tensors_of(out), tensors_of(step))
 
@@ -130,6 +133,15 @@ def test_a_base_folder_is_named_by_its_way_from_the_new_folder(step: Path, tmp_p
     (tmp_path / "all" / "exported").rename(moved / "all" / "exported")
     shutil.copytree(tmp_path / "base", moved / "base")
     assert_equal(tensors_of(moved / "all" / "exported"), tensors_of(step))
+
+
+def test_a_card_calls_a_base_folder_by_its_name(step: Path, tmp_path: Path) -> None:
+    for given, name in (({}, "base"), ({"base": str(tmp_path / "other")}, "other")):
+        shutil.copytree(tmp_path / "base", tmp_path / "other", dirs_exist_ok=True)
+        export(options(step, tmp_path / f"of-{name}", **given))
+        card = (tmp_path / f"of-{name}" / "MODEL_CARD.md").read_text()
+        assert f": a {name} that emits" in card
+        assert f"| base model | {name} |" in card
 
 
 def test_another_base_may_be_named(step: Path, tmp_path: Path) -> None:
@@ -211,6 +223,16 @@ def test_a_failed_export_changes_nothing(step: Path, tmp_path: Path, change: str
         export(options(step, out, overwrite=True, **changes))
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     assert set(tmp_path.iterdir()) == places
+
+
+@pytest.mark.parametrize("option", ["calibrate", "data", "card_notes", "calibrate_tokens", "held_back"])
+def test_what_the_options_name_is_opened_before_the_work(step: Path, tmp_path: Path, option: str) -> None:
+    none = tmp_path / "none"
+    values = {"data": [none], "calibrate_tokens": 5, "held_back": True}
+    told: list[str] = []
+    with pytest.raises((TrainingError, OSError), match="none"):
+        export(options(step, tmp_path / "exported", **{option: values.get(option, none)}), told.append)
+    assert told == []
 
 
 def test_what_has_no_graft_is_refused(step: Path, tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ def test_what_is_known_is_told() -> None:
     assert "20 steps over 123,456 answer tokens, 1.5 hours" in training
     assert "```yaml\nseed: 12\nepochs: 2\n```" in training
     assert "| dial 0.8 tokens_per_kv | 1.4 |" in training
+    assert "began from" not in training
+    began = section(model_card(replace(FACTS, run=replace(RUN, init="runs/stage1/step-000500"))), "Training")
+    assert "It began from `runs/stage1/step-000500`, whose own training is not counted here." in began
     assert "| after token |" in section(card, "The dial")
     assert section(card, "Notes").strip() == "Trained with love."
     assert "get 0.8." in section(card, "Serve it")
@@ -103,15 +106,16 @@ def test_a_runs_facts_end_at_the_checkpoint(tmp_path: Path) -> None:
         {"step": 3, "validation": {"loss": 0.5}},
     ]  # fmt: skip
     (step.parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "lo')
-    (step.parent / "recipe.yaml").write_text("seed: 5\n")
+    (step.parent / "recipe.yaml").write_text("seed: 5\ninit: runs/stage1/step-000500\n")
     facts = read_run(step)
     assert facts == RunFacts(
         checkpoint="step-000002",
-        recipe="seed: 5\n",
+        recipe="seed: 5\ninit: runs/stage1/step-000500\n",
         steps=2,
         response_tokens=400.0,
         hours=5 / 3600,
         validation={"loss": 1.75, "token_accuracy 1": 0.5, "token_accuracy 2": 0.25, "dial 0.8 tokens_per_kv": 1.2},
+        init="runs/stage1/step-000500",
     )
 
 

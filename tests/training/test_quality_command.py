@@ -185,6 +185,19 @@ def test_a_plain_base_has_no_dial(folder: Path, tmp_path: Path) -> None:
     assert "No micro-step added a token." in (tmp_path / "results.md").read_text()
 
 
+def test_a_model_is_compared_with_the_base_that_it_refers_to(folder: Path, tmp_path: Path) -> None:
+    config = ModelConfig(trunk=trunk_config(vocab_size=49152, hidden_size=32), graft=graft_config())
+    graft = {name: t for name, t in random_tensors(config).items() if not name.startswith(("model.", "lm_head."))}
+    save_checkpoint(tmp_path / "over", config, graft, base=str(folder / "base"))
+    args = arguments(folder, tmp_path, "--model", str(tmp_path / "over"))
+    assert quality._job(args, print).base.model == str(folder / "base")
+    args.base_model = None
+    assert quality._job(args, print).base.model == str(folder / "base")
+    for model, base, wanted in ((None, None, "builtin"), (str(folder / "burger"), None, "builtin"),
+                                (str(tmp_path / "over"), str(folder / "burger"), str(folder / "burger"))):  # fmt: skip
+        assert ModelName(model, base).own_base == wanted
+
+
 def test_wrong_models_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="is a HAMburger: name the untouched model"):
         quality.run(arguments(folder, tmp_path, "--base-model", str(folder / "burger")))

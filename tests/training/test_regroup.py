@@ -159,5 +159,17 @@ def test_another_checkpoint_of_the_same_name_is_another_model(model_folder: Path
     (model_folder / "settle.safetensors").write_bytes(b"")  # no part of the model
     assert command(data, "--model", model_folder, "--out", tmp_path / "o") == 0
     save_checkpoint(model_folder, CONFIG, random_tensors(CONFIG, seed=6))
-    with pytest.raises(TrainingError, match=r"o was made with strategy 'burger \(\w{16}\) at .*: repeat the options"):
+    with pytest.raises(TrainingError, match=r"o was made with strategy 'burger \(\w{16}, float32\) at .*: repeat"):
         command(data, "--model", model_folder, "--out", tmp_path / "o")
+
+
+def test_another_model_s_data_are_told(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write_base(tmp_path / "base", num_layers=CONFIG.trunk.num_layers)
+    words_tokenizer(96).save(str(base / "tokenizer.json"))
+    graft = {name: t for name, t in random_tensors(CONFIG).items() if not name.startswith(("model.", "lm_head."))}
+    save_checkpoint(tmp_path / "over", CONFIG, graft, base=str(base))
+    examples, _ = served(plain_model(CONFIG, seed=5), 2, 0.3)
+    for scored_by, model, is_told in (("base", "over", False), ("tiny", "over", True), ("tiny", "burger", False)):
+        data = write(tmp_path / f"by-{scored_by}-{model}", examples, model=scored_by)
+        assert command(data, "--model", tmp_path / model, "--out", tmp_path / f"own-{scored_by}-{model}") == 0
+        assert ("was scored by tiny, and the base is base" in capsys.readouterr().err) == is_told

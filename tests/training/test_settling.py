@@ -273,7 +273,7 @@ def test_texts_that_the_model_cannot_read_are_named(
 
 
 def test_mistakes_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(TrainingError, match="score 'attentoin': choose from keys"):
+    with pytest.raises(TrainingError, match="score 'attentoin': choose from keys; probe; probe, equal places; "):
         evaluation.run(arguments(folder, tmp_path, "--scores", "attentoin"))
     out = tmp_path / "out"
     with pytest.raises(

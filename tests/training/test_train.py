@@ -107,7 +107,7 @@ def test_what_cannot_validate_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
         command(made, "--data", data, "--validation", tmp_path / "empty", "--out", tmp_path / "run")
     with pytest.raises(TrainingError, match=r"no example .* to train: .*, or lower validation_share, 0\.999"):
         command(made, "--data", data, "--out", tmp_path / "run", "--set", "validation_share=0.999")
-    short = ("--set", "max_steps=1")
+    short = ("--set", "max_steps=1", "--set", "packs_per_step=1")
     assert command(made, "--data", data, "--out", tmp_path / "a", *short, "--set", "validation_share=0.0001") == 0
     assert "warning: validation_share 0.0001 keeps no example back" in capsys.readouterr().err
     assert command(made, "--data", data, "--out", tmp_path / "b", *short, "--set", "validation_share=0") == 0
@@ -143,7 +143,7 @@ def test_data_that_another_model_scored(tmp_path: Path, capsys: pytest.CaptureFi
     made = write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "tiny"))
     own, other = write_data(tmp_path / "own", 6), write_data(tmp_path / "other", 6, vocab_size=128)
     renamed = write_data(tmp_path / "renamed", 6, model="somebody's")
-    short = ("--set", "max_steps=1")
+    short = ("--set", "max_steps=1", "--set", "packs_per_step=1")
     for sets in (("--data", own, other), ("--data", own, "--validation", other)):
         with pytest.raises(
             TrainingError, match=r"other was scored by tiny, .* vocabulary of 128, but .* has 96: segment"
@@ -153,6 +153,24 @@ def test_data_that_another_model_scored(tmp_path: Path, capsys: pytest.CaptureFi
     assert "warning" not in capsys.readouterr().err
     assert command(made, "--data", renamed, "--out", tmp_path / "renamed-run", *short) == 0
     assert "renamed was scored by somebody's, and the base is tiny: if they are not" in capsys.readouterr().err
+
+
+def test_a_data_set_is_named_once(tmp_path: Path) -> None:
+    made, data = write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base")), write_data(tmp_path / "data", 6)
+    with pytest.raises(TrainingError, match=r"--data names .*data twice: name it once"):
+        command(made, "--data", data, tmp_path / "base" / ".." / "data", "--out", tmp_path / "run")
+    with pytest.raises(TrainingError, match=r"--validation names .*data twice"):
+        command(made, "--data", data, "--validation", data, data, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_steps_of_more_packs_than_there_are_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, data = write_recipe(tmp_path / "r.yaml", write_base(tmp_path / "base")), write_data(tmp_path / "data", 6)
+    sizes = ("--set", "slots_per_pack=2000", "--set", "max_steps=1")
+    assert command(made, "--data", data, "--out", tmp_path / "one", *sizes, "--set", "packs_per_step=1") == 0
+    assert "packs_per_step is" not in capsys.readouterr().err
+    assert command(made, "--data", data, "--out", tmp_path / "many", *sizes, "--set", "packs_per_step=3") == 0
+    assert "warning: packs_per_step is 3, but the data makes 1, so that a step takes" in capsys.readouterr().err
 
 
 def test_a_validation_set_belongs_to_the_run(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from hamburger.model.assemble import assemble, model_of
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import resolve_source
+from hamburger.model.modules.layers import RMSNorm
 from hamburger.model.tensor_shapes import tensor_shapes
 from hamburger.training.errors import TrainingError
 from hamburger.training.forward.grafts import likeliest_ids
@@ -67,6 +68,19 @@ def test_every_architecture_carries_a_graft(tmp_path: Path, shape: str, trunk: d
         changes["sliding_window"] = 5
     base = write_base(tmp_path / "base", **changes)
     check_that_served_is_trained(trainable(recipe(base, trunk=trunk, graft=GRAFT)), tmp_path)
+
+
+@pytest.mark.parametrize("shape", ["qwen3", "olmo2"])
+def test_norms_behind_a_projection_keep_to_float32_under_autocast(tmp_path: Path, shape: str) -> None:
+    made = trainable(recipe(write_base(tmp_path / "base", **SHAPES[shape]), graft=GRAFT))
+    norms = [m for m in made.model.trunk.modules() if isinstance(m, RMSNorm)]
+    found: list[torch.dtype] = []
+    for norm in norms:
+        norm.register_forward_hook(lambda module, given, out: found.append(out.dtype))
+    slots = Slots(torch.arange(5, 25)[:, None], torch.ones(20, dtype=torch.int64), torch.arange(20), [20])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):  # torch warns of a norm of two dtypes
+        trunk_states(made.model, slots)
+    assert found == [torch.float32] * len(norms)
 
 
 def check_that_served_is_trained(made: Trainable, tmp_path: Path) -> None:

@@ -233,17 +233,20 @@ def jittered(example: Example, grouping: Grouping, max_group: int, draw: np.rand
 
 
 class PackStream:
-    """The packs of a run, step after step and epoch after epoch. Steps are asked for in ascending order."""
+    """The packs of a run, step after step and epoch after epoch. Steps are asked for in ascending order.
+
+    packs_per_epoch: of the first epoch.
+    """
 
     def __init__(self, packer: Packer, grouping: Grouping, packs_per_step: int) -> None:
         self._packer, self._grouping, self._packs_per_step = packer, grouping, packs_per_step
         self._epoch, self._before = 0, 0
         self._packs = packer.epoch(grouping, 0)
-        self._packs_per_epoch = len(self._packs)
+        self.packs_per_epoch = len(self._packs)
 
     def steps(self, epochs: float) -> int:
         """Steps that so many epochs take, all taken to be as long as the first."""
-        return max(1, round(epochs * self._packs_per_epoch / self._packs_per_step))
+        return max(1, round(epochs * self.packs_per_epoch / self._packs_per_step))
 
     def packs(self, step: int) -> list[Pack]:
         """The packs that step `step` (from 0) averages."""

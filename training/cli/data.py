@@ -37,7 +37,7 @@ def add_distill_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", metavar="N", type=whole(1), default=384, help=f"an answer's limit; {_DEFAULT}")
     parser.add_argument("--seed", metavar="N", type=whole(0), default=0, help=_DEFAULT)
     parser.add_argument("--samples", metavar="N", type=whole(1), default=1, help=f"answers to each prompt; {_DEFAULT}")
-    parser.add_argument("--limit", metavar="N", type=whole(1), help="only the first N answers")
+    parser.add_argument("--limit", metavar="N", type=whole(1), help="most answers in all: a fair sample of all prompts")
     parser.add_argument(
         "--keep-loops",
         action="store_true",

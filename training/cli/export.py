@@ -39,8 +39,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibrate-tokens",
         metavar="N",
         type=whole(1),
-        default=20_000,
-        help="answer tokens of it to use (default: %(default)s)",
+        help="answer tokens of it to use (default: 20000)",
     )
     parser.add_argument("--device", default="auto", help="to calibrate on: auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument(

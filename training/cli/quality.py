@@ -23,10 +23,9 @@ def add_eval_quality_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--base", metavar="B", help="base model of a checkpoint that holds only a part of it")
     models.add_argument(
         "--base-model",
-        default="builtin",
         metavar="BASE",
         help="the untouched base to compare with, and to score with: folder, hub id, GGUF file or `builtin` "
-        "(default: builtin)",
+        "(default: the one that the model refers to, else builtin)",
     )
     models.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     models.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32 (default: auto)")

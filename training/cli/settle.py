@@ -24,7 +24,14 @@ def add_eval_settle_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_argument("--max-tokens", type=whole(2), default=2048, metavar="N", help="longer ones are cut (2048)")
     texts.add_argument("--per-kind", type=whole(1), default=20, metavar="N", help="answers of a file's category (20)")
     policies = parser.add_argument_group("policies: each score with each window, growth and share")
-    policies.add_argument("--scores", type=_texts, default=["keys", "random, by head", "recency"], metavar="S;S")
+    scores = ["keys", "random, by head", "recency"]
+    policies.add_argument(
+        "--scores",
+        type=_texts,
+        default=scores,
+        metavar="S;S",
+        help=f"who stays, as docs/training.md tells ({'; '.join(scores)})",
+    )
     policies.add_argument("--probe", type=Path, metavar="FILE", help="of the score `probe` (default: the model's own)")
     policies.add_argument(
         "--windows", type=_wholes, metavar="N,N", help="newest tokens that stay whole (what suits the model)"

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from hamburger.training.errors import TrainingError
 
+_READ_BYTES = 1 << 16
+
 
 class Row(NamedTuple):
     """One line's object. place: "FILE, line N", for messages. line: N, counted from 1."""
@@ -118,12 +120,12 @@ class GrowingFile:
         self._file.close()
 
 
-def _whole_lines_bytes(path: Path, chunk: int = 1 << 16) -> int:
+def _whole_lines_bytes(path: Path) -> int:
     """The file's length up to and with its last newline."""
     with path.open("rb") as file:
         end = file.seek(0, 2)
         while end:
-            start = max(0, end - chunk)
+            start = max(0, end - _READ_BYTES)
             file.seek(start)
             newline = file.read(end - start).rfind(b"\n")
             if newline >= 0:

@@ -24,13 +24,15 @@ from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.settle_settings import probe_file
 from hamburger.model.checkpoints.sources import PROBE_FILE, ModelSource, read_json, resolve_source
-from hamburger.model.checkpoints.weight_files import read_files
+from hamburger.model.checkpoints.weight_files import own_files, read_files
 from hamburger.model.config import GraftConfig, ModelConfig
+from hamburger.training.base_model import other_scorer, referenced_name
 from hamburger.training.cli.quality import CONFIDENCES
 from hamburger.training.corpus.dataset import Example, SegmentedDataset
 from hamburger.training.corpus.prompts import is_kept_back
 from hamburger.training.errors import TrainingError
 from hamburger.training.export import calibrate
+from hamburger.training.export.bases import base_reference, named_base, shown_base
 from hamburger.training.export.model_card import CardFacts, model_card, read_run
 from hamburger.training.forward.loading import load_model
 from hamburger.training.recipe import read_recipe
@@ -38,6 +40,7 @@ from hamburger.training.recipe import read_recipe
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _GENERATION = "generation_config.json"
+_CALIBRATE_TOKENS = 20_000
 _WHOLE_KINDS = "a folder of our format or the published .ckpt"
 
 
@@ -52,7 +55,7 @@ class ExportOptions:
     merge: bool = False
     calibrate: Path | None = None
     held_back: bool = False
-    calibrate_tokens: int = 20_000
+    calibrate_tokens: int | None = None
     device: str = "auto"
     groups: Literal["composed", "verified"] | None = None
     confidence: float | None = None
@@ -82,22 +85,33 @@ def export(options: ExportOptions, on_progress: Callable[[str], None] = lambda l
             "--held-back says which examples calibrate the dial, and --calibrate names none: add --calibrate DATA, or "
             "leave out --held-back."
         )
+    if options.calibrate_tokens is not None and options.calibrate is None:
+        raise TrainingError(
+            "--calibrate-tokens says how many tokens calibrate the dial, and --calibrate names none: add --calibrate "
+            "DATA, or leave out --calibrate-tokens."
+        )
     path = latest_checkpoint(options.checkpoint)
     source = resolve_source(str(path), options.base)
     if source.kind not in ("hamburger", "lightning"):
         raise TrainingError(f"{path} is a plain base model, which has nothing to export: name {_WHOLE_KINDS}.")
     out = options.out.expanduser().resolve()
     _check_out(out, [p for p in (source.path, source.base_path) if p is not None], options.overwrite)
+    # All that the options name is opened before the work.
     notes = None if options.card_notes is None else options.card_notes.read_text(encoding="utf-8")
+    for folder in options.data:
+        SegmentedDataset(folder)
+    data = None if options.calibrate is None else SegmentedDataset(options.calibrate)
+    share = _validation_share(path) if options.held_back else None
+    for line in () if data is None else other_scorer(data.folder, data.meta.model, referenced_name(source)):
+        on_progress(line)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         facts = _write(options, source, temporary, out, on_progress)
         text = None
-        if options.calibrate is not None:
-            share = _validation_share(path) if options.held_back else None
-            graft, text = _calibrated(options, temporary, share, on_progress)
+        if data is not None:
+            graft, text = _calibrated(options, data, temporary, share, on_progress)
             _set_graft(temporary, graft)
             facts = replace(facts, config=replace(facts.config, graft=graft), calibration=text)
         card = model_card(replace(facts, run=read_run(path), notes=notes))
@@ -156,10 +170,10 @@ def _write(
     tensors, base, adapter = checkpoint.tensors, None, None
     if source.kind == "hamburger" and source.base_path is not None and not options.merge:
         settings = read_json(source.path / "config.json")
-        base = _base_reference(options.base or settings["base"], source, out)
+        base = base_reference(options.base or settings["base"], source, out)
         if "adapter" in settings and not config.adapter_rank:
             adapter = Adapter(settings["adapter"]["rank"], float(settings["adapter"]["alpha"]))
-        own = read_files(sorted(source.path.glob("*.safetensors")))
+        own = read_files(own_files(source.path))
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in own.items()}
         if config.adapter_rank:  # as they were loaded, with alpha / rank in them
             tensors |= {name: t for name, t in checkpoint.tensors.items() if name.startswith("adapter.")}
@@ -167,19 +181,20 @@ def _write(
     on_progress(f"writing {out}")
     save_checkpoint(folder, config, tensors, base=base, adapter=adapter)
     _copy_texts(source, config, folder)
-    if base is None and (probe := probe_file(source)) is not None:  # else it is found beside the base
+    probe = probe_file(source)
+    if probe is not None and (base is None or probe.parent == source.path):  # else it is found beside the base
         shutil.copyfile(probe, folder / PROBE_FILE)
     return CardFacts(
         name=out.name,
         source=str(options.checkpoint if source.kind == "lightning" else latest_checkpoint(options.checkpoint)),
-        base=options.base or _named_base(source),
+        base=shown_base(options.base or named_base(source), source),
         is_whole=base is None,
         dtype=options.dtype,
         config=config,
         adapter=adapter,
         data=options.data,
         num_adapter_parameters=sum(t.numel() for name, t in tensors.items() if name.startswith("adapter.")),
-        weight_bytes=sum(f.stat().st_size for f in folder.glob("*.safetensors") if f.name != PROBE_FILE),
+        weight_bytes=sum(file.stat().st_size for file in own_files(folder)),
     )
 
 
@@ -192,20 +207,6 @@ def _dial(graft: GraftConfig, options: ExportOptions) -> GraftConfig:
         expected = options.expected_tokens_per_kv
     groups = options.groups or graft.groups
     return replace(graft, groups=groups, default_confidence=confidence, expected_tokens_per_kv=expected)
-
-
-def _named_base(source: ModelSource) -> str | None:
-    if source.kind != "hamburger" or source.base_path is None:
-        return None
-    return str(read_json(source.path / "config.json")["base"])
-
-
-def _base_reference(named: str, source: ModelSource, out: Path) -> str:
-    """What the new config.json calls the base: a folder by its way from there, anything else by its name."""
-    is_folder = (source.path / named).is_dir() or Path(named).expanduser().is_dir()
-    if named == "builtin" or not is_folder or source.base_path is None:
-        return named
-    return os.path.relpath(source.base_path.resolve(), out)
 
 
 def _check_finite(tensors: Mapping[str, Tensor], dtype: str) -> None:
@@ -245,10 +246,13 @@ def held_back(data: SegmentedDataset, share: float) -> list[int]:
 
 
 def _calibrated(
-    options: ExportOptions, folder: Path, share: float | None, on_progress: Callable[[str], None]
+    options: ExportOptions,
+    data: SegmentedDataset,
+    folder: Path,
+    share: float | None,
+    on_progress: Callable[[str], None],
 ) -> tuple[GraftConfig, str]:
     """Fit the dial of the weights as they will be served."""
-    data = SegmentedDataset(options.calibrate or Path())
     source = resolve_source(str(folder))
     model = load_model(source, device=options.device, dtype=options.dtype, on_progress=on_progress)
     trunk, graft = model.config.trunk, model.config.graft
@@ -260,12 +264,13 @@ def _calibrated(
     chosen = list(range(len(data))) if share is None else held_back(data, share)
     if share is not None and not chosen:
         raise TrainingError(
-            f"the run's validation_share {share:g} keeps nothing of {data.folder} back: leave out --held-back."
+            f"the run's validation_share {share:g} keeps nothing of {data.folder} back: train with a larger one, or "
+            "calibrate on other data without --held-back."
         )
     on_progress("calibrating the dial")
-    examples = _spread(data, chosen, options.calibrate_tokens)
+    tokens = options.calibrate_tokens or _CALIBRATE_TOKENS
     verified = graft.groups == "verified"
-    decisions = calibrate.collect(model, examples, options.calibrate_tokens, verified=verified)
+    decisions = calibrate.collect(model, _spread(data, chosen, tokens), tokens, verified=verified)
     fitted = calibrate.fit(decisions)
     if fitted == calibrate.identity(graft.max_group):
         raise TrainingError(

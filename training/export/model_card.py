@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.config import ModelConfig
 from hamburger.model.tensor_shapes import tensor_shapes
@@ -22,7 +24,7 @@ class RunFacts:
     """What a training run left behind, up to the checkpoint.
 
     recipe: recipe.yaml as text, or None. steps, response_tokens and hours: of what metrics.jsonl has recorded.
-    validation: the last recorded figures, flat.
+    validation: the last recorded figures, flat. init: the model that the run began from, None where it was a base.
     """
 
     checkpoint: str
@@ -31,15 +33,16 @@ class RunFacts:
     response_tokens: float
     hours: float
     validation: Mapping[str, float]
+    init: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
     """Everything that a card is written from.
 
-    source: the checkpoint that was exported. base: as it was named, None where the source does not say. is_whole: the
-    folder holds the trunk too. data: the data sets it was trained on. calibration: the report's tables. run: None where
-    no training run is known.
+    source: the checkpoint that was exported. base: `builtin`, a hub id or a folder's name, None where the source does
+    not say. is_whole: the folder holds the trunk too. data: the data sets it was trained on. calibration: the report's
+    tables. run: None where no training run is known.
     """
 
     name: str
@@ -97,7 +100,18 @@ def read_run(checkpoint: Path) -> RunFacts | None:
         response_tokens=sum(row["response_tokens"] for row in steps),
         hours=sum(row["response_tokens"] / row["tokens_per_second"] for row in steps) / 3600,
         validation=dict(_numbers("", validations[-1])) if validations else {},
+        init=_init(recipe.read_text(encoding="utf-8")) if recipe.is_file() else None,
     )
+
+
+def _init(recipe: str) -> str | None:
+    """What a recipe, of whatever version, names as the model to begin from."""
+    try:
+        values = yaml.safe_load(recipe)
+    except yaml.YAMLError:
+        return None
+    init = values.get("init") if isinstance(values, dict) else None
+    return None if init is None else str(init)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -205,6 +219,8 @@ def _training(facts: CardFacts) -> str:
         )
     else:
         lines.append("How long it took is unknown: no steps are recorded.")
+    if run.init is not None:
+        lines.append(f"It began from `{run.init}`, whose own training is not counted here.")
     if run.recipe is None:
         lines.append("Its recipe is unknown: there is no recipe.yaml.")
     else:

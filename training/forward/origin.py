@@ -12,7 +12,7 @@ from torch import Tensor
 from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
-from hamburger.model.checkpoints.weight_files import read_files
+from hamburger.model.checkpoints.weight_files import own_files, read_files
 from hamburger.model.config import ModelConfig
 from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
 from hamburger.training.errors import TrainingError
@@ -63,7 +63,7 @@ def read_hamburger(name: str) -> Origin:
     if "adapter" in settings and not checkpoint.config.adapter_rank:
         adapter = Adapter(settings["adapter"]["rank"], float(settings["adapter"]["alpha"]))
         trunk = {} if base is None else read_base(base).tensors
-        own = read_files(sorted(source.path.glob("*.safetensors")))
+        own = read_files(own_files(source.path))
         tensors = trunk | {n: t.float() if t.is_floating_point() else t for n, t in own.items()}
     # Aligned as new ones are: products of unaligned memory may round otherwise, and a run that goes on must not.
     aligned = {name: tensor.clone() for name, tensor in tensors.items() if not name.startswith(TRUNK_NAMES)}

@@ -69,14 +69,6 @@ def token_losses(states: Tensor, head: Tensor, aims: TokenTargets) -> tuple[Tens
     return loss, likeliest
 
 
-def plain_token_losses(states: Tensor, head: Tensor, aims: TokenTargets) -> tuple[Tensor, Tensor]:
-    """`token_losses` by autograd, all rows at once: what that is tested against."""
-    logprobs = F.linear(states.to(head.dtype), head).float().log_softmax(-1)
-    loss = aims.constant.sum() - (aims.weight * _at(logprobs, aims.target[:, None])[:, 0]).sum()
-    loss = loss - (aims.share * _at(logprobs, aims.places)).sum()
-    return loss, logprobs.detach().argmax(-1)
-
-
 def _at(values: Tensor, places: Tensor) -> Tensor:
     return values.gather(-1, places.clamp(min=0))
 

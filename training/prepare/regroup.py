@@ -17,6 +17,7 @@ from torch import Tensor
 from hamburger.model.checkpoints.sources import PROBE_FILE, resolve_source
 from hamburger.model.config import GraftConfig
 from hamburger.model.modules.hamburger import HamburgerModel
+from hamburger.training.base_model import other_scorer, referenced_name
 from hamburger.training.batches.batches import NO_TARGET, TrainBatch, collate, passes
 from hamburger.training.corpus.dataset import DatasetMeta, Example, SegmentedDataset
 from hamburger.training.corpus.dataset_writer import DatasetWriter
@@ -45,8 +46,12 @@ def run(args: argparse.Namespace) -> int:
     if graft is None:
         raise TrainingError(f"{source.name} has no graft, so it makes no groups: name a HAMburger.")
     low, high = args.confidence[0], args.confidence[-1]
-    # Checkpoints of several runs have the same name.
-    name = f"{source.name} ({fingerprint(source, without=(PROBE_FILE,))})"
+    for folder in data:
+        for line in other_scorer(folder.folder, folder.meta.model, referenced_name(source)):
+            err.print(line, style="yellow", markup=False, soft_wrap=True)
+    # Checkpoints of several runs have the same name; nearly tied tokens fall otherwise in another dtype.
+    dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
+    name = f"{source.name} ({fingerprint(source, without=(PROBE_FILE,))}, {dtype})"
     meta = _meta(data, trunk.vocab_size, graft, f"{name} at {low:g} to {high:g}, seed {args.seed}")
     with DatasetWriter(args.out, meta) as writer:
         left = {e.key: e for d in data for e in d.examples() if e.key not in writer.keys}

@@ -144,7 +144,10 @@ def run(args: argparse.Namespace) -> int:
     )
     for line in tally.lines():
         out.print(line, markup=False)
-    out.print(group_report(SegmentedDataset(args.out)))
+    data = SegmentedDataset(args.out)
+    if not len(data):
+        raise TrainingError(f"no answer is left, so {args.out} holds no example: give others, or other options.")
+    out.print(group_report(data))
     return 0
 
 

@@ -15,7 +15,7 @@ from hamburger.engine.llm import LLM
 from hamburger.engine.text.tokenizer import Tokenizer
 from hamburger.engine.types.config import EngineArgs, Quantization
 from hamburger.engine.types.sampling_params import SamplingParams
-from hamburger.model.checkpoints.sources import ModelSource, read_json, resolve_source
+from hamburger.model.checkpoints.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
 from hamburger.training.corpus.jsonl import GrowingFile, read_rows
 from hamburger.training.progress import token_bar
 from hamburger.training.quality.prompts import Prompt
@@ -41,6 +41,15 @@ class ModelName:
         source = self.source
         ours = source.kind == "hamburger" and "graft" in read_json(source.path / "config.json")
         return ours or source.kind == "lightning"
+
+    @property
+    def own_base(self) -> str:
+        """The base that it refers to, else the embedded one. Raises CheckpointError."""
+        source = self.source
+        if self.base is not None:
+            return self.base
+        refers = source.kind == "hamburger" and source.base_path not in (None, BUILTIN)
+        return str(source.base_path) if refers else EMBEDDED_BASE
 
     def tokenizer(self) -> Tokenizer:
         """Raises CheckpointError and TokenizerError."""

@@ -95,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _job(args: argparse.Namespace, say: Callable[[str], None]) -> _Job:
     """Everything that can be wrong is looked at here, before any model is loaded."""
-    model, base = ModelName(args.model, args.base), ModelName(args.base_model)
+    model = ModelName(args.model, args.base)
+    base = ModelName(args.base_model or model.own_base)
     if base.has_graft:
         raise TrainingError(f"base_model {args.base_model} is a HAMburger: name the untouched model below it.")
     tokenizer = model.tokenizer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,13 @@ _SECONDS_A_LINE = 30.0
 class Journal:
     """Records of one run, from `step` on: what an earlier process wrote of later steps is dropped."""
 
-    def __init__(
-        self, folder: Path, step: int, total: int, console: Console, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, folder: Path, step: int, total: int, console: Console) -> None:
         path = folder / "metrics.jsonl"
         kept = [line for line, record in _records(path) if record["step"] <= step]
         write_whole(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-        self._console, self._clock = console, clock
+        self._console = console
         self._last_line = float("-inf")
         columns = (
             TextColumn("training"),
@@ -47,7 +45,7 @@ class Journal:
         self._write(step, dict(values))
         loss, speed = f"{values['loss']:.4f}", f"{values['tokens_per_second']:,.0f} response tokens/s"
         self._progress.update(self._task, completed=step, loss=loss, speed=speed)
-        now = self._clock()
+        now = time.monotonic()
         if self._progress.disable and (now - self._last_line >= _SECONDS_A_LINE or step == self._total):
             self._last_line = now
             self._console.print(f"step {step}/{self._total}  loss {loss}  {speed}", highlight=False)

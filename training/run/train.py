@@ -15,6 +15,7 @@ from rich.console import Console
 
 from hamburger.model.checkpoints.sources import resolve_source
 from hamburger.model.device.devices import choose_device, choose_dtype, make_current
+from hamburger.training.base_model import other_scorer
 from hamburger.training.batches.packs import Examples, Pack, Packer, PackStream, Source
 from hamburger.training.corpus.dataset import SegmentedDataset
 from hamburger.training.corpus.prompts import is_kept_back
@@ -40,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         recipe = parse_recipe(recipe.model_dump() | {"validation_share": 0.0}, args.recipe)
     if choose_device(args.device).type == "cpu":
         keep_freed_memory()
-    data = [SegmentedDataset(folder) for folder in args.data]
-    held_out = None if args.validation is None else [SegmentedDataset(folder) for folder in args.validation]
+    data = _data_sets("--data", args.data)
+    held_out = None if args.validation is None else _data_sets("--validation", args.validation)
     console = Console(stderr=True)
     with _stop_signals(console) as stop:
         job = Job(recipe, data, args.out, validation=held_out, device=args.device, resume=args.resume)
@@ -50,6 +51,14 @@ def run(args: argparse.Namespace) -> int:
     if not complete and job.accelerator.is_main_process:
         console.print(f"stopped, with a checkpoint: go on with --resume (latest: {job.folder.latest()}).")
     return 0 if complete else STOPPED
+
+
+def _data_sets(option: str, folders: Sequence[Path]) -> list[SegmentedDataset]:
+    """Raises TrainingError where one is named twice: each of its examples would count twice."""
+    places = [folder.resolve() for folder in folders]
+    if again := [folder for i, folder in enumerate(folders) if places[i] in places[:i]]:
+        raise TrainingError(f"{option} names {again[0]} twice: name it once.")
+    return [SegmentedDataset(folder) for folder in folders]
 
 
 class StopRequest:
@@ -113,11 +122,17 @@ class Job:
         packer = Packer(
             chosen.train, recipe.graft.max_group, recipe.slots_per_pack, recipe.seed, cached_states=recipe.cached_states
         )
+        stream = PackStream(packer, recipe.groups, recipe.packs_per_step)
+        if stream.packs_per_epoch < recipe.packs_per_step:
+            self.warnings.append(
+                f"warning: packs_per_step is {recipe.packs_per_step}, but the data makes {stream.packs_per_epoch}, so "
+                "that a step takes some of them several times: lower packs_per_step or slots_per_pack."
+            )
         self.trainer = Trainer(
             Parts(
                 recipe,
                 trainable,
-                PackStream(packer, recipe.groups, recipe.packs_per_step),
+                stream,
                 _validator(recipe, chosen.held_out, self.accelerator),
                 self.accelerator,
                 self.folder,
@@ -175,10 +190,7 @@ def _split(recipe: Recipe, data: Sequence[Source], validation: Sequence[Source] 
 
 
 def _check_scored(sets: Sequence[SegmentedDataset], origin: Origin) -> list[str]:
-    """What looks as if another model had scored the data, as lines to show. Raises TrainingError where one surely has.
-
-    A folder may be called otherwise elsewhere, so a name alone proves nothing.
-    """
+    """What looks as if another model scored the data, as lines to show. Raises TrainingError where one surely did."""
     vocab, base = origin.config.trunk.vocab_size, origin.base and resolve_source(origin.base, weights=False).name
     for data in sets:
         if data.meta.vocab_size != vocab:
@@ -186,12 +198,7 @@ def _check_scored(sets: Sequence[SegmentedDataset], origin: Origin) -> list[str]
                 f"{data.folder} was scored by {data.meta.model}, which has a vocabulary of {data.meta.vocab_size}, but "
                 f"the model to train has {vocab}: segment it with the model's own base."
             )
-    return [
-        f"warning: {data.folder} was scored by {data.meta.model}, and the base is {base}: if they are not the same "
-        "model, segment the data with the base."
-        for data in sets
-        if base is not None and data.meta.model != base
-    ]
+    return [line for data in sets for line in other_scorer(data.folder, data.meta.model, base)]
 
 
 def _check_held_out(recipe: Recipe, data: _Data, is_given: bool) -> list[str]:

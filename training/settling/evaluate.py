@@ -113,7 +113,7 @@ def _policies(args: argparse.Namespace, source: ModelSource) -> Iterator[Policy]
     windows, growths, keeps = args.windows or [suits.window], args.growths or [suits.growth], args.keeps or [suits.keep]
     for score, window, growth, keep in product(args.scores, windows, growths, keeps):
         if score not in SCORE_NAMES:
-            raise TrainingError(f"score {score!r}: choose from {', '.join(SCORE_NAMES)}.")
+            raise TrainingError(f"score {score!r}: choose from {'; '.join(SCORE_NAMES)}.")
         yield Policy(score, Settling(window, keep, growth, args.chunk, limit=args.limit), seed=args.seed)
 
 

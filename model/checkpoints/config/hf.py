@@ -8,14 +8,15 @@ from typing import Any
 
 from hamburger.model.checkpoints.config.kinds import ACTIVATIONS, KINDS
 from hamburger.model.checkpoints.config.rope import parse_local_theta, parse_rope, rope_json
+from hamburger.model.checkpoints.config.unfit import why_unfit
 from hamburger.model.checkpoints.config.values import flag, positive, whole
 from hamburger.model.checkpoints.experts import experts_json, parse_experts
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation, read_config
-from hamburger.model.checkpoints.relatives import RELATIVES, retold_config
+from hamburger.model.checkpoints.relatives.retelling import RELATIVES, retold_config
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
 from hamburger.model.config import TrunkConfig
 
-SUPPORTED = (*KINDS, *RELATIVES)
+SUPPORTED = tuple(dict.fromkeys((*KINDS, *RELATIVES)))
 _MOST_LAYERS = 10_000
 
 
@@ -35,7 +36,9 @@ def read_trunk_config(folder: Path) -> TrunkConfig:
 def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
     """A configuration as transformers writes it; `where` names it in errors."""
     if (named := config.get("model_type", "llama")) not in SUPPORTED:
-        raise CheckpointError(f"{where}: model_type {named!r} is not supported; supported are: {', '.join(SUPPORTED)}.")
+        raise CheckpointError(
+            f"{where}: model_type {named!r} is not supported{why_unfit(named)}; supported are: {', '.join(SUPPORTED)}."
+        )
     config = retold_config(config, where)
     architecture = config.get("model_type", "llama")
     kind = KINDS[architecture]
@@ -62,6 +65,7 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             rotary_dim=_rotary_dim(config, where),
             tie_word_embeddings=flag(config, "tie_word_embeddings", where, default=kind.tied),
             max_position_embeddings=whole(config, "max_position_embeddings", where),
+            longest_text=_longest_text(config, where),
             eos_token_ids=_ids(config.get("eos_token_id")),
             architecture=architecture,
             **_biases(config, where),
@@ -88,9 +92,15 @@ def _head_dim(config: Mapping[str, Any], of_hidden: int, where: str) -> int:
 
 
 def _rotary_dim(config: Mapping[str, Any], where: str) -> int | None:
-    """Our own word, which a Phi-3 is retold with (relatives.py)."""
-    is_told = config.get("model_type") == "mistral" and config.get("rotary_dim") is not None
+    """Our own word, which a Phi-3 or a GLM is retold with (relatives/)."""
+    is_told = KINDS[config.get("model_type", "llama")].turns_part and config.get("rotary_dim") is not None
     return whole(config, "rotary_dim", where) if is_told else None
+
+
+def _longest_text(config: Mapping[str, Any], where: str) -> int | None:
+    """Our own word, too, which a Ministral 3 is retold with."""
+    is_told = config.get("model_type") == "mistral" and config.get("longest_text") is not None
+    return whole(config, "longest_text", where) if is_told else None
 
 
 def _biases(config: Mapping[str, Any], where: str) -> dict[str, bool]:
@@ -112,9 +122,11 @@ def _sliding(config: Mapping[str, Any], layers: int, where: str) -> tuple[int | 
     if kind.slides == "none":
         return None, ()
     window = config.get("sliding_window", kind.window)
+    if window is None:
+        return None, ()
     sliding: Sequence[int]
     if kind.slides == "all":
-        if architecture == "mistral" and window is not None and "full_attention" in (config.get("layer_types") or ()):
+        if architecture == "mistral" and "full_attention" in (config.get("layer_types") or ()):
             raise CheckpointError(
                 f"{where}: layer_types names full_attention, and this kind of model is known with its window in all."
             )
@@ -125,7 +137,7 @@ def _sliding(config: Mapping[str, Any], layers: int, where: str) -> tuple[int | 
         sliding = range(layers)
     else:
         kinds = config.get("layer_types")
-        if kinds is None and kind.slides == "typed":
+        if kinds is None and kind.slides.startswith("typed"):
             every = whole(config, "sliding_window_pattern", where, kind.full_every)
             sliding = [i for i in range(layers) if (i + 1) % every]
         elif kinds is None and architecture == "smollm3":
@@ -138,14 +150,19 @@ def _sliding(config: Mapping[str, Any], layers: int, where: str) -> tuple[int | 
             )
         else:
             sliding = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
-    if window is None or not len(sliding):
+    if not len(sliding):
         return None, ()
     return whole(config, "sliding_window", where, window), tuple(sliding)
 
 
 def _unturned(config: Mapping[str, Any], layers: int, where: str) -> tuple[int, ...]:
-    """The layers without rotary embedding: where `no_rope_layers` has a 0, else each `no_rope_layer_interval`-th."""
-    if config.get("model_type") != "smollm3":
+    """The layers without rotary embedding: where `no_rope_layers` has a 0, else each `no_rope_layer_interval`-th; of
+    EXAONE 4 those without a window, where any may have one."""
+    kind = config.get("model_type")
+    if kind == "exaone4" and config.get("sliding_window", KINDS[kind].window) is not None:
+        _, sliding = _sliding(config, layers, where)
+        return tuple(i for i in range(layers) if i not in sliding)
+    if kind != "smollm3":
         return ()
     turned = config.get("no_rope_layers")
     if turned is None:
@@ -175,9 +192,11 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         "max_position_embeddings": t.max_position_embeddings,
         "eos_token_id": list(t.eos_token_ids),
     }
-    if t.rotary_dim is not None:
-        values["rotary_dim"] = t.rotary_dim
     kind = KINDS[t.architecture]
+    if kind.turns_part:
+        values["rotary_dim"] = t.rotary_dim
+    if t.longest_text is not None:
+        values["longest_text"] = t.longest_text
     field, activation = ACTIVATIONS[kind.activation]
     values[field] = activation
     if kind.attention_bias is None:
@@ -199,8 +218,10 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         local = {"rope_type": "default", "rope_theta": t.local_rope_theta or t.rope_theta}
         values["sliding_window"] = t.sliding_window or t.max_position_embeddings  # transformers wants a number
         values["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
+    elif t.architecture == "exaone4" and t.unturned_layers:
+        values["sliding_window"] = t.sliding_window or t.max_position_embeddings  # none at all: every layer would turn
     if t.architecture == "gemma3_text":
-        values["query_pre_attn_scalar"] = t.head_dim  # another one is in the norm of q (relatives.py)
+        values["query_pre_attn_scalar"] = t.head_dim  # another one is in the norm of q (relatives/)
     return values
 
 

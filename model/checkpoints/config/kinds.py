@@ -27,12 +27,12 @@ class Kind:
     """causal_lm: transformers' class.
 
     attention_bias, mlp_bias: None where the configuration says. o_bias: whether the output projection has attention's.
-    norms, qk_norm, activation: as in TrunkConfig.
+    norms, qk_norm, activation: as in TrunkConfig. turns_part: whether rotary_dim is read, our own word of TrunkConfig.
     Where the configuration does not say: tied, whether head and embedding are one; head_dim (None: hidden_size over
     heads); rope_theta; window, slots of a sliding one.
     slides: which layers have a window: none, all, all if use_sliding_window (all asked), those that layer_types says if
     use_sliding_window (asked), or those that it says (typed; without it each full_every-th has none). Typed ones have a
-    rotary base of their own: local_theta where nothing says it (None: rope_theta).
+    rotary base of their own: local_theta where nothing says it (None: rope_theta), or turn as all others (typed alike).
     experts: None where no layer has any.
     """
 
@@ -45,8 +45,9 @@ class Kind:
     head_dim: int | None = None
     rope_theta: float = 10000.0
     local_theta: float | None = None
-    slides: Literal["none", "all", "all asked", "asked", "typed"] = "none"
+    slides: Literal["none", "all", "all asked", "asked", "typed", "typed alike"] = "none"
     full_every: int = 1
+    turns_part: bool = False
     norms: Norms = "before"
     qk_norm: Literal["head", "width"] | None = None
     activation: Literal["silu", "gelu_tanh"] = "silu"
@@ -58,9 +59,10 @@ ACTIVATIONS = {"silu": ("hidden_act", "silu"), "gelu_tanh": ("hidden_activation"
 
 KINDS = {
     "llama": Kind(causal_lm="LlamaForCausalLM", mlp_bias=None),
-    "mistral": Kind(causal_lm="MistralForCausalLM", attention_bias=False, slides="all"),
+    "mistral": Kind(causal_lm="MistralForCausalLM", attention_bias=False, slides="all", turns_part=True),
     "qwen2": Kind(causal_lm="Qwen2ForCausalLM", attention_bias=True, o_bias=False, slides="asked"),
     "qwen3": Kind(causal_lm="Qwen3ForCausalLM", head_dim=128, qk_norm="head", slides="asked"),
+    "ministral": Kind(causal_lm="MinistralForCausalLM", attention_bias=False, slides="typed alike"),
     "smollm3": Kind(
         causal_lm="SmolLM3ForCausalLM", mlp_bias=None, tied=True, window=None, slides="asked", rope_theta=2e6
     ),
@@ -73,6 +75,7 @@ KINDS = {
         norms="after",
         qk_norm="width",
     ),
+    "gemma": Kind(causal_lm="GemmaForCausalLM", tied=True, head_dim=256, activation="gelu_tanh"),
     "gemma3_text": Kind(
         causal_lm="Gemma3ForCausalLM",
         tied=True,
@@ -85,6 +88,18 @@ KINDS = {
         qk_norm="head",
         activation="gelu_tanh",
     ),
+    # Whose layers without a window do not turn where others have one.
+    "exaone4": Kind(
+        causal_lm="Exaone4ForCausalLM",
+        attention_bias=False,
+        slides="typed alike",
+        full_every=4,
+        norms="after",
+        qk_norm="head",
+    ),
+    "hyperclovax": Kind(causal_lm="HyperCLOVAXForCausalLM", mlp_bias=None, norms="around"),
+    "glm": Kind(causal_lm="GlmForCausalLM", o_bias=False, head_dim=128, turns_part=True),
+    "glm4": Kind(causal_lm="Glm4ForCausalLM", o_bias=False, head_dim=128, turns_part=True, norms="around"),
     "qwen3_moe": Kind(
         causal_lm="Qwen3MoeForCausalLM",
         qk_norm="head",
@@ -92,6 +107,11 @@ KINDS = {
         experts=ExpertFields(
             number=("num_experts", "num_local_experts"), width="moe_intermediate_size", some_dense=True
         ),
+    ),
+    "olmoe": Kind(
+        causal_lm="OlmoeForCausalLM",
+        qk_norm="width",
+        experts=ExpertFields(number=("num_experts", "num_local_experts"), width="intermediate_size"),
     ),
     "mixtral": Kind(
         causal_lm="MixtralForCausalLM",
