@@ -43,5 +43,5 @@ class Hangup:
 def _has_terminal() -> bool:
     """Whether a standard stream is one; after a hangup none is any more."""
     with contextlib.suppress(ValueError):  # closed
-        return any(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+        return any(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr) if stream is not None)
     return False

@@ -240,8 +240,9 @@ def test_a_rank_logs_as_rank_0_does(log_format: LogFormat, monkeypatch: pytest.M
         configure_logging("error", log_format, handler)
         with monkeypatch.context() as patch:
             patch.setattr(subprocess, "Popen", note)
-            Ranks(EngineArgs(tensor_parallel_size=2), losses.put)
+            ranks = Ranks(EngineArgs(tensor_parallel_size=2), losses.put)
             assert "noted" in losses.get(timeout=10).message
+            ranks.close()  # until here it is held: its end tells of no loss
     finally:
         root.handlers[:] = handlers
         logging.getLogger("hamburger").setLevel(level)

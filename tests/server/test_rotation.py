@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ import pytest
 from hamburger.engine.logs import BackgroundHandler
 from hamburger.server.api.auth import ApiKeys
 from hamburger.server.config import ServeSettings, SettingsError
+from hamburger.server.exits import Hangup
 from hamburger.server.operation import rotation
 from hamburger.server.operation.rotation import Certificate, RotatedFiles, rotate
 from hamburger.server.serve import _rotated_files
@@ -198,3 +200,13 @@ def test_a_server_ends_with_its_terminal_unless_it_is_to_outlive_it(kind: str) -
         finally:
             child.kill()
             child.wait()
+
+
+@pytest.mark.parametrize("kind", ["none", "closed"])
+def test_without_standard_streams_no_terminal_goes(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    stream = io.StringIO() if kind == "closed" else None
+    if stream is not None:
+        stream.close()
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, stream)
+    assert not Hangup().is_an_end()
