@@ -145,7 +145,7 @@ class ServeSettings(_EngineSettings):
     compact_json: bool = Field(
         False, description="whether JSON of schemas and forced calls is one line, without indentation"
     )
-    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "olmo3", "pythonic", "json"] = Field(
+    tool_parser: Literal["auto", "hermes", "llama3", "granite", "mistral", "olmo3", "pythonic", "json"] = Field(
         "auto", description="how the model writes tool calls; auto reads its chat template"
     )
     chat_template: Path | None = Field(

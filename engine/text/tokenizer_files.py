@@ -15,6 +15,7 @@ from hamburger.engine.types.errors import TokenizerError
 TOKENIZER = "tokenizer.json"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TOKEN_ID = re.compile(r"[0-9]{1,9}")  # as a key
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
 
 
@@ -25,7 +26,10 @@ def read_json(file: Path) -> dict[str, Any]:
             raise TokenizerError(f"{file} is a link to a file that is not there: fetch the model again.")
         return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # half a pair is no text
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):

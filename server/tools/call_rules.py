@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hamburger.engine.grammar.json_numbers import JSON_BEGIN
 from hamburger.server.tools.reasoning import Markers
-from hamburger.server.tools.tool_parsers import LLAMA_BEGIN, MARKERS, MISTRAL_ARGS, MISTRAL_BEGIN, Family
+from hamburger.server.tools.tool_parsers import GRANITE_BEGIN, LLAMA_BEGIN, MARKERS, MISTRAL_ARGS, MISTRAL_BEGIN, Family
 
 # Without a marker, text that goes on with a call's first name is a call.
 _NO_CALL = r'/(.|\n)*/ & ~/\s*(```(json)?\s*)?\[?\s*\{\s*"name"(.|\n)*/'
@@ -35,6 +35,9 @@ def free_or_calls(family: Family, names: Sequence[str], token: Callable[[str], i
             rules.append(_named(names, _marker(MISTRAL_ARGS, token)))
         case "llama3":
             rules = [*_behind(LLAMA_BEGIN, token), 'calls: begin WS call (WS ";" WS call)*']
+            rules += ["start: bare | calls* TEXT", *_bare(numbers)]
+        case "granite":
+            rules = [*_behind(GRANITE_BEGIN, token), 'calls: begin WS "[" WS call (WS "," WS call)* WS "]"']
             rules += ["start: bare | calls* TEXT", *_bare(numbers)]
         case "pythonic":  # taught another way: no text may begin as a call of that
             rules = ["start: bare | TEXT", *_bare(numbers)]
@@ -66,6 +69,9 @@ def format_or_calls(
         case "llama3":
             listed = _repeated("call", 'WS ";" WS', most)
             calls = [f"calls: {_marker(LLAMA_BEGIN, token)} WS {listed}"]
+        case "granite":
+            listed = _repeated("call", 'WS "," WS', most)
+            calls = [f'calls: {_marker(GRANITE_BEGIN, token)} WS "[" WS {listed} WS "]"']
         case "pythonic" | "json":
             calls = []
     values = f"values: args{len(names)}{' | calls' if calls else ''}"

@@ -10,6 +10,7 @@ no call is text, and a call behind a later one is a call.
 | hermes  | <tool_call>{"name": ..., "arguments": {...}}</tool_call>, repeated (Qwen too), or tags within |
 |         | (tag_calls.py)                                                              |
 | llama3  | {"name": ..., "parameters": {...}}, several with ";" between, after <|python_tag|> or not |
+| granite | <|tool_call|>[{"name": ..., "arguments": {...}}, ...], or without the marker |
 | mistral | [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...}, perhaps with |
 |         | [CALL_ID]id before [ARGS] |
 | olmo3   | <function_calls>name(key="value", ...)</function_calls>, several on lines of their own |
@@ -32,21 +33,22 @@ from hamburger.server.tools.python_calls import python_or_json_calls
 from hamburger.server.tools.tag_calls import FUNCTION, bare_tag_call, tag_call
 from hamburger.server.tools.value_ends import Passed, ValueEnds
 
-Family = Literal["hermes", "llama3", "mistral", "olmo3", "pythonic", "json"]
+Family = Literal["hermes", "llama3", "granite", "mistral", "olmo3", "pythonic", "json"]
 
 HERMES_BEGIN, HERMES_END = "<tool_call>", "</tool_call>"
 MISTRAL_BEGIN, MISTRAL_ARGS = "[TOOL_CALLS]", "[ARGS]"
-LLAMA_BEGIN = "<|python_tag|>"
+LLAMA_BEGIN, GRANITE_BEGIN = "<|python_tag|>", "<|tool_call|>"
 OLMO_BEGIN, OLMO_END = "<function_calls>", "</function_calls>"
 MARKERS: dict[Family, tuple[str, ...]] = {
     "hermes": (HERMES_BEGIN, HERMES_END),
     "llama3": (LLAMA_BEGIN,),
+    "granite": (GRANITE_BEGIN,),
     "mistral": (MISTRAL_BEGIN, MISTRAL_ARGS),
     "olmo3": (OLMO_BEGIN, OLMO_END),
     "pythonic": (),
     "json": (),
 }
-BARE: frozenset[Family] = frozenset(["llama3", "pythonic", "json"])  # whose calls need no marker
+BARE: frozenset[Family] = frozenset(["llama3", "granite", "pythonic", "json"])  # whose calls need no marker
 _PYTHON_EXAMPLE = "[func_name1("  # as templates show it, in the words of Meta's
 
 
@@ -64,7 +66,7 @@ Parser = Callable[[str, bool, ValueEnds], Parsed]
 def family_of(chat_template: str | None) -> Family:
     """The way that a chat template shows to its model; json where it shows none."""
     shown = chat_template or ""
-    for family in ("hermes", "mistral", "olmo3", "llama3"):
+    for family in ("hermes", "mistral", "olmo3", "llama3", "granite"):
         if MARKERS[family][0] in shown:
             return family
     return "pythonic" if _PYTHON_EXAMPLE in shown else "json"
@@ -84,8 +86,9 @@ def parser_of(family: Family, schemas: Mapping[str, Mapping[str, Any]], *, is_he
         case "olmo3":
             find = partial(_python_calls, schemas=schemas)
             return partial(_marked, begin=OLMO_BEGIN, end=OLMO_END, find=find)
-        case "llama3":
-            return partial(_bare, find=partial(_known_calls, names=schemas), marker=LLAMA_BEGIN)
+        case "llama3" | "granite":
+            [marker] = MARKERS[family]
+            return partial(_bare, find=partial(_known_calls, names=schemas), marker=marker)
         case "pythonic" if not is_held:
             return partial(_bare, find=partial(_python_calls, schemas=schemas, only_known=True), marker=None)
         case _:

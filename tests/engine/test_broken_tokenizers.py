@@ -103,6 +103,12 @@ def test_json_that_is_nested_without_end_is_refused(tmp_path: Path, name: str) -
         Tokenizer.load(tmp_path)
 
 
+def test_half_a_surrogate_pair_is_no_token(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
+        Tokenizer.load(copy_builtin(tmp_path, unk_token="\ud800"))
+    Tokenizer.load(copy_builtin(tmp_path, unk_token="\U0001f600"))  # json.dumps writes a pair
+
+
 def test_odd_names_and_ids_of_tokens_are_passed_over(tmp_path: Path) -> None:
     decoder = {"9" * 5000: {"content": "<a>"}, "x": {"content": "<b>"}, "٣": {"content": "<c>"}}
     copy_builtin(tmp_path, added_tokens_decoder=decoder, eos_token="<a>", unk_token=[1], extra_special_tokens=[{}, []])

@@ -78,6 +78,12 @@ TEXTS: dict[Family, dict[str, bool]] = {
     },
 }
 TEXTS["olmo3"] = {text.replace("tool_call>", "function_calls>"): said for text, said in TEXTS["hermes"].items()}
+TEXTS["granite"] = TEXTS["json"] | {
+    f"<|tool_call|>[{call()}, {call('{}', 'now')}]": True,
+    f"I look. <|tool_call|> [{call()}]": True,
+    f"<|tool_call|>[{call(BAD)}": False,
+    "<|tool_call|> nothing": False,
+}
 TEXTS["pythonic"] = TEXTS["json"] | {
     '[get_weather(city="Rom")]': False,  # no grammar holds that: JSON is written instead
     "\n[ now (": False,
@@ -145,6 +151,11 @@ OR_CALLS: dict[Family, dict[str, tuple[int, str] | None]] = {
 OR_CALLS["olmo3"] = {
     text.replace("tool_call>", "function_calls>"): said and (said[0], said[1].replace("tool_call>", "function_calls>"))
     for text, said in OR_CALLS["hermes"].items()
+}
+OR_CALLS["granite"] = OR_CALLS["json"] | {
+    f"<|tool_call|>[{call()}, {call('{}', 'now')}]": (2, ""),
+    f"<|tool_call|>[{call(BAD)}]": None,
+    '{"text": "<|tool_call|>"}': (0, '{"text": "<|tool_call|>"}'),
 }
 OR_CALLS["pythonic"] = OR_CALLS["json"] | {'[get_weather(city="Rom")]': None}
 FOR_ALL: dict[str, tuple[int, str] | None] = {

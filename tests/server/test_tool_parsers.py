@@ -74,6 +74,10 @@ CASES: list[tuple[Family, str, str, list[ToolCall]]] = [
         "and",
         [A, A],
     ),
+    ("granite", f'<|tool_call|>[{{"name": "get_weather", "arguments": {ARGS}}}]', "", [W]),
+    ("granite", '[{"name": "add", "arguments": {"a":1}}]', "", [A]),
+    ("granite", 'So:\n<|tool_call|> [{"name": "add", "arguments": {"a":1}}] ', "So:", [A]),
+    ("granite", "A <|tool_call|> tag", "A <|tool_call|> tag", []),
     ("mistral", f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ARGS}}}]', "", [W]),
     ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a":1}}, {"name": "add"}]', "", [A, ToolCall("add", "{}")]),
     ("mistral", 'Yes. [TOOL_CALLS]add[ARGS]{"a":1}[TOOL_CALLS]add{"a":1}', "Yes.", [A, A]),
@@ -150,7 +154,8 @@ JSON = st.recursive(
 
 
 @given(
-    st.sampled_from(["hermes", "llama3", "mistral", "pythonic", "json"]), st.lists(st.sampled_from(PIECES), max_size=12)
+    st.sampled_from(["hermes", "llama3", "granite", "mistral", "pythonic", "json"]),
+    st.lists(st.sampled_from(PIECES), max_size=12),
 )
 def test_streamed_and_whole_agree_on_anything(family: Family, parts: list[str]) -> None:
     check_stream(family, [*parts, ""])
@@ -271,6 +276,7 @@ def test_a_forced_list() -> None:
         ("... <tool_call>\n ...", "hermes"),
         ("{{ '[TOOL_CALLS]' }}", "mistral"),
         ("<|python_tag|>", "llama3"),
+        ("respond with <|tool_call|> followed by a JSON list", "granite"),
         ("{{ '<function_calls>' + message['function_calls'] + '</function_calls>' }}", "olmo3"),
         ("in the format of [func_name1(params_name1=params_value1, ...), func_name2(params)]", "pythonic"),
         ("{{ messages }}", "json"),
