@@ -87,6 +87,8 @@ class TrunkConfig:
     local_rope_theta: rotary base of the sliding layers, which is not scaled; None: they turn as all others.
     unturned_layers: without rotary embedding (NoPE, arXiv 2305.19466). experts: of its layers; None for one MLP each.
     longest_text: in tokens, where the model computes longer ones in a way that is not known here; None: any.
+    retold_from: the model_type whose layers' linears these are with other numbers or in another order (relatives/), so
+        that its adapters do not fit as they are; None: the linears are as their makers wrote them.
     max_position_embeddings: as the model's own configuration says; `context_tokens` is what can be served.
     eos_token_ids: those of the vocabulary alone: others, which classes of transformers have by default, nothing emits.
     """
@@ -118,6 +120,7 @@ class TrunkConfig:
     local_rope_theta: float | None = None
     unturned_layers: tuple[int, ...] = ()
     experts: ExpertsConfig | None = None
+    retold_from: str | None = None
 
     def __post_init__(self) -> None:
         ends = tuple(token_id for token_id in self.eos_token_ids if 0 <= token_id < self.vocab_size)

@@ -55,8 +55,15 @@ _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others c
 def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str, Any] | None = None) -> LoraWeights:
     """base: the configuration of the model that the trunk was made of (base_config), whose words the adapter speaks.
 
-    Raises CheckpointError for an adapter that is not of this trunk, of a higher rank, or of a kind that is not served.
+    Raises CheckpointError for an adapter that is not of this trunk, of a higher rank, or of a kind that is not served,
+    and for any where the trunk's linears were retold and base is not what they were retold from.
     """
+    if trunk.retold_from not in (None, (base or {}).get("model_type")):
+        raise CheckpointError(
+            f"{folder} is not served with this model: its folder holds the weights of a {trunk.retold_from} in another "
+            "form than the adapter was trained on. Serve the base itself, or a HAMburger folder that refers to it "
+            "(hamburger export without --merge)."
+        )
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}, as PEFT saves an adapter.")
     config = read_json(folder / CONFIG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -20,7 +21,7 @@ from hamburger.model.checkpoints.config.hf import parse_trunk_config, read_trunk
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.lora_folder import base_config, read_lora
 from hamburger.model.checkpoints.sources import CheckpointError, resolve_source
-from hamburger.model.config import ModelConfig
+from hamburger.model.config import ConfigError, ModelConfig
 from hamburger.model.rope_scaling import LongRopeScaling
 from lora_folders import lora_folder, merged_by_peft, saved_adapter
 from peer import SIZES, greedy, saved
@@ -200,6 +201,24 @@ def test_lora_adapters_of_every_kind_are_served(tmp_path: Path, kind: str) -> No
 def test_what_a_kind_cannot_be_retold_with_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         parse_trunk_config({**SIZES, "rms_norm_eps": 1e-5, **fields}, "config.json")
+
+
+NONSENSE: list[Any] = ["x", [], {}, {"a": []}, 0, -1, 1.5, 10**30, math.nan, True, None]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "ministral3"])
+def test_nonsense_is_told_as_nonsense(kind: str) -> None:
+    """A field at a time: it is read or refused, and nothing else is raised."""
+    fields: dict[str, Any] = {**SIZES, "rms_norm_eps": 1e-5, **KINDS.get(kind, {"model_type": kind})}
+    rope = {"rope_type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.1}
+    asked = [{**fields, name: value} for name in fields for value in NONSENSE]
+    asked += [{other: fields[other] for other in fields if other != name} for name in fields]
+    asked += [{**fields, "rope_parameters": {**rope, name: value}} for name in rope for value in NONSENSE]
+    if kind == "ministral3":
+        asked += [{"model_type": "mistral3", "text_config": {**fields, "model_type": value}} for value in NONSENSE]
+    for config in asked:
+        with contextlib.suppress(CheckpointError, ConfigError):
+            parse_trunk_config(config, "config.json")
 
 
 LEFT_OUT = ["internlm3", "iquestcoder", "hyperclovax", "gemma", "seed_oss", "ernie4_5", "helium", "glm", "glm4"]

@@ -12,7 +12,7 @@ from hamburger.model.checkpoints.config.unfit import why_unfit
 from hamburger.model.checkpoints.config.values import flag, positive, whole
 from hamburger.model.checkpoints.experts import experts_json, parse_experts
 from hamburger.model.checkpoints.quantised.methods import parse_quantisation, read_config
-from hamburger.model.checkpoints.relatives.retelling import RELATIVES, retold_config
+from hamburger.model.checkpoints.relatives.retelling import RELATIVES, retold_config, turned_linears
 from hamburger.model.checkpoints.sources import CheckpointError, read_json
 from hamburger.model.config import TrunkConfig
 
@@ -39,14 +39,15 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
         raise CheckpointError(
             f"{where}: model_type {named!r} is not supported{why_unfit(named)}; supported are: {', '.join(SUPPORTED)}."
         )
-    config = retold_config(config, where)
-    architecture = config.get("model_type", "llama")
-    kind = KINDS[architecture]
-    field, only = ACTIVATIONS[kind.activation]
-    if config.get(field) not in (None, only):
-        raise CheckpointError(f"{where}: {field} is {config[field]!r}; only {only!r} is supported.")
-    parse_quantisation(config, where)  # what cannot be read is told before any weights are looked for
     try:
+        retold_from = turned_linears(config, where) or _retold_from(config, where)
+        config = retold_config(config, where)
+        architecture = config.get("model_type", "llama")
+        kind = KINDS[architecture]
+        field, only = ACTIVATIONS[kind.activation]
+        if config.get(field) not in (None, only):
+            raise CheckpointError(f"{where}: {field} is {config[field]!r}; only {only!r} is supported.")
+        parse_quantisation(config, where)  # what cannot be read is told before any weights are looked for
         layers = whole(config, "num_hidden_layers", where, most=_MOST_LAYERS)
         size, heads = (whole(config, field, where) for field in ("hidden_size", "num_attention_heads"))
         window, sliding = _sliding(config, layers, where)
@@ -77,6 +78,7 @@ def parse_trunk_config(config: Mapping[str, Any], where: str) -> TrunkConfig:
             local_rope_theta=parse_local_theta(config, where) if sliding and kind.slides == "typed" else None,
             unturned_layers=_unturned(config, layers, where),
             experts=parse_experts(config, kind.experts, where),
+            retold_from=retold_from,
         )
     except KeyError as error:
         raise CheckpointError(f"{where}: {error.args[0]} is missing.") from error
@@ -101,6 +103,14 @@ def _longest_text(config: Mapping[str, Any], where: str) -> int | None:
     """Our own word, too, which a Ministral 3 is retold with."""
     is_told = config.get("model_type") == "mistral" and config.get("longest_text") is not None
     return whole(config, "longest_text", where) if is_told else None
+
+
+def _retold_from(config: Mapping[str, Any], where: str) -> str | None:
+    """Our own word, too, of a trunk that was written after its weights were retold."""
+    told = config.get("retold_from")
+    if told is not None and not isinstance(told, str):
+        raise CheckpointError(f"{where}: retold_from is {told!r}: it must be a model_type.")
+    return told
 
 
 def _biases(config: Mapping[str, Any], where: str) -> dict[str, bool]:
@@ -197,6 +207,8 @@ def trunk_config_json(t: TrunkConfig) -> dict[str, Any]:
         values["rotary_dim"] = t.rotary_dim
     if t.longest_text is not None:
         values["longest_text"] = t.longest_text
+    if t.retold_from is not None:
+        values["retold_from"] = t.retold_from
     field, activation = ACTIVATIONS[kind.activation]
     values[field] = activation
     if kind.attention_bias is None:

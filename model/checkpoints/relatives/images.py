@@ -39,7 +39,7 @@ def text_config(
         if not isinstance(text, dict):
             raise CheckpointError(f"{where}: text_config, the language model of a {whole}, is missing.")
         named = text.get("model_type", next(iter(kinds)))
-        if named not in kinds:
+        if named not in tuple(kinds):  # it may be a list
             raise CheckpointError(
                 f"{where}: text_config is of a {named!r}; of {whole} are supported: {', '.join(kinds)}."
             )

@@ -41,13 +41,14 @@ class _Relative:
 
     tensors: as that kind has them; None: they are. names: parts of theirs -> what stands there instead, of which the
     first that is found counts, before `tensors` is asked. images: how those begin that are left out, as they are of no
-    language model.
+    language model. turns_linears: whether `tensors` changes the numbers of a layer's linears, or their order.
     """
 
     config: RetoldConfig
     tensors: RetoldTensors | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     images: tuple[str, ...] = ()
+    turns_linears: bool = False
 
 
 def _with_images(config: RetoldConfig) -> _Relative:
@@ -55,26 +56,36 @@ def _with_images(config: RetoldConfig) -> _Relative:
 
 
 _RELATIVES = {
-    "granite": _Relative(config=granite.granite_config, tensors=granite.granite_tensors),
+    "granite": _Relative(config=granite.granite_config, tensors=granite.granite_tensors, turns_linears=True),
     "granitemoe": _Relative(
-        config=granite.granitemoe_config, tensors=granite.granitemoe_tensors, names=granite.EXPERTS_NAMES
+        config=granite.granitemoe_config,
+        tensors=granite.granitemoe_tensors,
+        names=granite.EXPERTS_NAMES,
+        turns_linears=True,
     ),
     "granitemoehybrid": _Relative(
-        config=granite.granite4_config, tensors=granite.granite4_tensors, names=granite.SHARED_NAMES
+        config=granite.granite4_config,
+        tensors=granite.granite4_tensors,
+        names=granite.SHARED_NAMES,
+        turns_linears=True,
     ),
     "phi3": _Relative(config=joined.phi3_config, tensors=joined.phi3_tensors),
     "ministral": _Relative(config=mistral.ministral_config),
     "cwm": _Relative(config=mistral.cwm_config),
     "ministral3": _Relative(config=mistral.ministral3_config),
-    "hyperclovax": _Relative(config=granite.clova_config, tensors=granite.clova_tensors, names=granite.CLOVA_NAMES),
+    "hyperclovax": _Relative(
+        config=granite.clova_config, tensors=granite.clova_tensors, names=granite.CLOVA_NAMES, turns_linears=True
+    ),
     "internlm3": _Relative(config=llamas.internlm3_config),
     "iquestcoder": _Relative(config=llamas.iquestcoder_config),
     "seed_oss": _Relative(config=llamas.seed_oss_config),
-    "ernie4_5": _Relative(config=llamas.ernie_config, tensors=llamas.tensors_in_pairs),
-    "helium": _Relative(config=llamas.helium_config, tensors=llamas.tensors_in_pairs),
+    "ernie4_5": _Relative(config=llamas.ernie_config, tensors=llamas.tensors_in_pairs, turns_linears=True),
+    "helium": _Relative(config=llamas.helium_config, tensors=llamas.tensors_in_pairs, turns_linears=True),
     "olmoe": _Relative(config=llamas.olmoe_config),
-    "glm": _Relative(config=joined.glm_config, tensors=joined.glm_tensors),
-    "glm4": _Relative(config=joined.glm_config, tensors=joined.glm_tensors, names=joined.GLM4_NAMES),
+    "glm": _Relative(config=joined.glm_config, tensors=joined.glm_tensors, turns_linears=True),
+    "glm4": _Relative(
+        config=joined.glm_config, tensors=joined.glm_tensors, names=joined.GLM4_NAMES, turns_linears=True
+    ),
     "gemma": _Relative(config=gemma.gemma_config, tensors=gemma.gemma_tensors),
     "gemma3_text": _Relative(config=gemma.gemma3_text_config, tensors=gemma.gemma_tensors),
     "gemma3": _with_images(
@@ -97,6 +108,13 @@ def reads_images(config: Mapping[str, Any]) -> bool:
 def has_retold_tensors(config: Mapping[str, Any], where: str) -> bool:
     """Whether retold_tensors changes any numbers or their order. Raises as retold_config."""
     return any(relative.tensors is not None for relative, _ in _steps(config, where)[0])
+
+
+def turned_linears(config: Mapping[str, Any], where: str) -> str | None:
+    """The model_type whose linears retold_tensors gives other numbers or another order; None where it does to none, and
+    for phi3, whose linears that it cuts have no name here. Raises as retold_config."""
+    steps = _steps(config, where)[0]
+    return next((str(own["model_type"]) for relative, own in steps if relative.turns_linears), None)
 
 
 def retold_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
