@@ -157,4 +157,5 @@ def test_composed_groups_are_not_touched_by_what_verified_ones_need() -> None:
 def test_params_of_the_cases_name_every_field() -> None:
     """A new field of SamplingParams wants a case here, or a word why it needs none."""
     asked = {name for fields in ASKED for name in fields} | {"confidence", "prediction_ids", "settle", "stop"}
+    asked.add("n")  # each of n answers is a request of its own
     assert asked | {"skip_special_tokens", "include_stop_str_in_output"} == set(SamplingParams.__dataclass_fields__)
