@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hamburger.model.checkpoints.config.hf import read_trunk_config
-from hamburger.model.checkpoints.sources import CheckpointError, ModelSource
+from hamburger.model.checkpoints.relatives.retelling import has_retold_tensors
+from hamburger.model.checkpoints.sources import CheckpointError, ModelSource, read_json
 from hamburger.model.config import GraftConfig, ModelConfig, TrunkConfig
 
 # The published training code builds the merger with 64 heads whatever the trunk has, and reads 4 feature layers.
@@ -37,6 +38,12 @@ def load_lightning(source: ModelSource) -> tuple[ModelConfig, dict[str, Tensor]]
     if source.base_path is None:
         raise CheckpointError(f"{path} does not hold the trunk's geometry: name its base model with --base.")
     trunk = read_trunk_config(source.base_path)
+    base = source.base_path / "config.json"
+    if has_retold_tensors(config := read_json(base), str(base)):
+        raise CheckpointError(
+            f"{base}: model_type is {config.get('model_type')!r}, but the published format is known of Llamas and what "
+            "is computed as one from the weights as they are: is --base the right one?"
+        )
     state, hyper = _read(path)
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():

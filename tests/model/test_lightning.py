@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoints import edit_config
 from hamburger.model.checkpoints.load import load_checkpoint
 from hamburger.model.checkpoints.sources import CheckpointError, ModelSource
 
@@ -125,4 +126,11 @@ def test_a_base_of_another_depth_is_refused(published: dict[str, Any], source: M
     config = (DATA / "base_config.json").read_text().replace('"num_hidden_layers": 16', '"num_hidden_layers": 15')
     (source.path.parent / "config.json").write_text(config)
     with pytest.raises(CheckpointError, match="not a multiple of 4"):
+        load(published, source)
+
+
+def test_a_base_whose_weights_are_retold_is_refused(published: dict[str, Any], source: ModelSource) -> None:
+    """A Granite's tensors have a Llama's names and shapes, but the file's would be computed without its factors."""
+    edit_config(source.path.parent, model_type="granite")
+    with pytest.raises(CheckpointError, match=r"config.json: model_type is 'granite', but the published format is kno"):
         load(published, source)
