@@ -60,9 +60,9 @@ def read_lora(folder: Path, trunk: TrunkConfig, max_rank: int, base: Mapping[str
     """
     if trunk.retold_from not in (None, (base or {}).get("model_type")):
         raise CheckpointError(
-            f"{folder} is not served with this model: its folder holds the weights of a {trunk.retold_from} in another "
-            "form than the adapter was trained on. Serve the base itself, or a HAMburger folder that refers to it "
-            "(hamburger export without --merge)."
+            f"{folder} is not served with this model, whose folder holds the weights of a {trunk.retold_from} in "
+            "another form than the adapter was trained on. Serve the base itself, or a HAMburger folder that refers to "
+            "it (hamburger export without --merge)."
         )
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}, as PEFT saves an adapter.")
