@@ -123,6 +123,24 @@ async def test_all_are_read_when_that_is_asked_for(monkeypatch: pytest.MonkeyPat
     task.cancel()
 
 
+async def test_who_asks_while_files_are_read_has_all_of_them_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "_LOOK_SECONDS", 3600.0)
+    asked, said, loop = asyncio.Event(), asyncio.Queue[str](), asyncio.get_running_loop()
+    times = list[str]()
+
+    def load() -> None:
+        times.append("two")
+        if len(times) == 2:  # at the first reading that was asked for
+            loop.call_soon_threadsafe(asked.set)
+
+    files = [RotatedFiles("one", [], lambda: None), RotatedFiles("two", [], load)]
+    task = asyncio.create_task(rotate(files, asked, said.put_nowait))
+    asked.set()
+    async with asyncio.timeout(20):
+        assert [await said.get() for _ in range(4)] == ["one was read anew", "two was read anew"] * 2
+    task.cancel()
+
+
 def test_keys_are_replaced_and_all_stay_masked(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("first-secret\n")
