@@ -18,9 +18,10 @@ import httpx
 import pytest
 
 from hamburger.engine.logs import BackgroundHandler
+from hamburger.server import exits
 from hamburger.server.api.auth import ApiKeys
 from hamburger.server.config import ServeSettings, SettingsError
-from hamburger.server.exits import Hangup
+from hamburger.server.exits import Hangup, Terminated
 from hamburger.server.operation import rotation
 from hamburger.server.operation.rotation import Certificate, RotatedFiles, rotate
 from hamburger.server.serve import _rotated_files
@@ -186,8 +187,8 @@ def on_signal(*given):
     os.write(told, b"asked\\n")  # a print could be in another
 
 signal.signal(signal.SIGHUP, on_signal)
-os.write(told, b"ready\\n")
 try:
+    os.write(told, b"ready\\n")
     while True:
         signal.pause()
 except Terminated:
@@ -218,6 +219,17 @@ def test_a_server_ends_with_its_terminal_unless_it_is_to_outlive_it(kind: str) -
         finally:
             child.kill()
             child.wait()
+
+
+def test_a_terminal_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell and the kernel both send the signal."""
+    terminals = iter([True, True, False, False])
+    monkeypatch.setattr(exits, "_has_terminal", lambda: next(terminals))
+    hangup = Hangup()
+    hangup.on_signal(signal.SIGHUP, None)
+    with pytest.raises(Terminated):
+        hangup.on_signal(signal.SIGHUP, None)
+    hangup.on_signal(signal.SIGHUP, None)
 
 
 @pytest.mark.parametrize("kind", ["none", "closed"])
