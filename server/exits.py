@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 DIED, FAILED, INTERRUPTED = 1, 2, 130
+UNREAD = 141  # nobody reads what it writes: as shells say of SIGPIPE
 
 
 class Terminated(KeyboardInterrupt):

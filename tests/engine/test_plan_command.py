@@ -193,7 +193,7 @@ def test_who_reads_it_may_have_enough(buffering: str) -> None:
     env = {**os.environ, "PYTHONUNBUFFERED": buffering}
     told = subprocess.run([*words, *POOL], stdout=writing, stderr=subprocess.PIPE, env=env, check=False)
     os.close(writing)
-    assert (told.returncode, told.stderr) == (0, b"")
+    assert (told.returncode, told.stderr) == (141, b"")  # no success: a file that it was to write may be missing
 
 
 def test_verified_groups_take_a_slot_a_token() -> None:
