@@ -154,7 +154,7 @@ class AsyncEngine:
         EngineDraining or EngineDead before any work."""
         self._check_available()
         if any(request.params.n != 1 for request in requests):
-            raise InvalidRequest("n is not 1: submit a request for each answer (SamplingParams.each_choice).", "n")
+            raise InvalidRequest("n is not 1: submit a request for each answer, each with n of 1.", "n")
         now = self._clock()
         # One value for the whole answer: the answer can name it, and a client ask for it again.
         chosen = None if self.dial is None else self.confidence()

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from hamburger.server.config import ENV_PREFIX, ServeSettings, SettingsError
-from hamburger.server.exits import DIED, FAILED, INTERRUPTED, Hangup, Terminated, on_sigterm
+from hamburger.server.exits import DIED, FAILED, INTERRUPTED, UNREAD, Hangup, Terminated, on_sigterm
 from hamburger.server.load_settings import load_settings
 from hamburger.server.serve_arguments import add_serve_arguments
 
@@ -236,9 +236,9 @@ def _run(command: _Command, args: argparse.Namespace) -> int:
         code: int = _load(command.run)(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # who reads the output, such as `head`, has enough of it
+    except BrokenPipeError:  # who reads the output, such as `head`, has enough of it; but the work may not be done
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
-        return 0
+        return UNREAD
     except ModuleNotFoundError as error:
         if command.extra is None or (error.name or "").startswith("hamburger"):
             raise

@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 DIED, FAILED, INTERRUPTED = 1, 2, 130
+UNREAD = 141  # nobody reads what it writes: as shells say of SIGPIPE
 
 
 class Terminated(KeyboardInterrupt):
@@ -31,8 +32,12 @@ class Hangup:
         self._had_terminal = _has_terminal()
 
     def is_an_end(self) -> bool:
-        """Whether the server goes with the terminal that it was started in."""
-        return self._had_terminal and not self._outlives and not _has_terminal()
+        """Whether the server goes with the terminal that it was started in. Told once: shell and kernel both send the
+        signal, and the second would disturb the end."""
+        is_gone = self._had_terminal and not self._outlives and not _has_terminal()
+        if is_gone:
+            self._had_terminal = False
+        return is_gone
 
     def on_signal(self, number: int, frame: object) -> None:
         """A handler of signals, until the server serves: what it reads anew it has not read yet."""

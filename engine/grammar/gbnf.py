@@ -21,6 +21,7 @@ from llguidance.gbnf_to_lark import (
     RuleNode,
     RuleRefNode,
     SequenceNode,
+    gbnf_to_lark,
     resolve,
 )
 
@@ -31,6 +32,13 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 def lark_of(text: str) -> str:
     """Raises Exception, as the library does, for what is no GBNF."""
+    try:
+        return _lark_of(text)
+    except RecursionError:  # rules that lead to others a hundred times, of which the library may still make something
+        return gbnf_to_lark(text)
+
+
+def _lark_of(text: str) -> str:
     rules = GrammarParser().parse(text)
     follows = _Follows(rules)
     greedy = follows.greedy()
@@ -87,8 +95,12 @@ class _Follows:
         self._firsts: dict[str, tuple[Begins, bool]] = dict.fromkeys(rules, (frozenset(), False))
         for name in rules:
             self._is_plain(name)
-        while self._firsts != (found := {name: self._first(node) for name, node in self._rules.items()}):
-            self._firsts = found
+        changes = True
+        while changes:
+            changes = False
+            for name, node in reversed(self._rules.items()):  # rules mostly name those behind them
+                changes |= self._firsts[name] != (found := self._first(node))
+                self._firsts[name] = found
 
     def greedy(self) -> set[str]:
         """Rules of characters alone that would take what belongs to what follows them, and such that follow those."""

@@ -98,6 +98,8 @@ def _shape(args: argparse.Namespace) -> tuple[Shape, Mapping[str, float]]:
             raise ConfigError(f"{option} is given, and {given[0]} too: give a model, or its numbers.")
     if missing := [name for name in _EXPLICIT if name not in given]:
         raise ConfigError(f"{given[0]} is given without {', '.join(missing)}: give all four, or a model.")
+    if args.quantization == "int8":  # of what it leaves in numbers, how many there are is not said
+        raise ConfigError(f"quantization is int8, but {given[0]} is given: it needs a model.")
     if args.kv_heads % size:
         raise ConfigError(f"tensor_parallel_size is {size}, but it must divide kv_heads, which is {args.kv_heads}.")
     shape = Shape(

@@ -62,13 +62,13 @@ async def rotate(files: Sequence[RotatedFiles], asked: asyncio.Event, announce: 
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await asked.wait()
-        if asked.is_set() and not files:
+        is_asked = asked.is_set()
+        asked.clear()  # who asks from here on, while files are read, has all of them read once more
+        if is_asked and not files:
             announce("SIGHUP: there is no file of keys or certificates to read anew")
         for each in files:
-            read = each.read if asked.is_set() else each.look
-            if await asyncio.to_thread(read):  # a network's folder may take its time
+            if await asyncio.to_thread(each.read if is_asked else each.look):  # a network's folder may take its time
                 announce(f"{each.what} was read anew")
-        asked.clear()
 
 
 class Certificate:

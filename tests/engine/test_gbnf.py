@@ -52,3 +52,10 @@ def test_rules_that_lead_to_two_others_each_are_followed_once() -> None:
     """2 ** 200 ways lead through these."""
     rules = [f'r{i} ::= [a-z]+ r{i + 1} | "x" r{i + 1}?' for i in range(200)]
     assert "R200: " in lark_of("\n".join(["root ::= r0", *rules, "r200 ::= [0-9]+"]))
+
+
+def test_rules_that_lead_to_hundreds_of_others_are_a_grammar() -> None:
+    number = 300
+    chain = "".join(f"a{i} ::= [a-z]* a{i + 1}\n" for i in range(number))
+    written = lark_of(f"root ::= a0\n{chain}a{number} ::= [a-z]*\n")
+    assert written.endswith(f"A{number - 1}: /[a-z]/* A{number}\nA{number}: /[a-z]/*\n")

@@ -174,6 +174,7 @@ def test_numbers_of_a_model_are_split_too(capsys: pytest.CaptureFixture[str]) ->
     found = command(capsys, *numbers, "--tensor-parallel-size", "2")
     assert (found["weights_bytes"], found["parameters"]) == (1000002, 1000001)
     assert "it must divide kv_heads, which is 2" in refused(capsys, *numbers, "--tensor-parallel-size", "3")
+    assert "int8, but layers is given: it needs a model" in refused(capsys, *numbers, "--quantization", "int8")
 
 
 def test_without_fewer_slots_there_is_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +193,7 @@ def test_who_reads_it_may_have_enough(buffering: str) -> None:
     env = {**os.environ, "PYTHONUNBUFFERED": buffering}
     told = subprocess.run([*words, *POOL], stdout=writing, stderr=subprocess.PIPE, env=env, check=False)
     os.close(writing)
-    assert (told.returncode, told.stderr) == (0, b"")
+    assert (told.returncode, told.stderr) == (141, b"")  # no success: a file that it was to write may be missing
 
 
 def test_verified_groups_take_a_slot_a_token() -> None:

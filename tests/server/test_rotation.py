@@ -18,9 +18,10 @@ import httpx
 import pytest
 
 from hamburger.engine.logs import BackgroundHandler
+from hamburger.server import exits
 from hamburger.server.api.auth import ApiKeys
 from hamburger.server.config import ServeSettings, SettingsError
-from hamburger.server.exits import Hangup
+from hamburger.server.exits import Hangup, Terminated
 from hamburger.server.operation import rotation
 from hamburger.server.operation.rotation import Certificate, RotatedFiles, rotate
 from hamburger.server.serve import _rotated_files
@@ -123,6 +124,24 @@ async def test_all_are_read_when_that_is_asked_for(monkeypatch: pytest.MonkeyPat
     task.cancel()
 
 
+async def test_who_asks_while_files_are_read_has_all_of_them_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "_LOOK_SECONDS", 3600.0)
+    asked, said, loop = asyncio.Event(), asyncio.Queue[str](), asyncio.get_running_loop()
+    times = list[str]()
+
+    def load() -> None:
+        times.append("two")
+        if len(times) == 2:  # at the first reading that was asked for
+            loop.call_soon_threadsafe(asked.set)
+
+    files = [RotatedFiles("one", [], lambda: None), RotatedFiles("two", [], load)]
+    task = asyncio.create_task(rotate(files, asked, said.put_nowait))
+    asked.set()
+    async with asyncio.timeout(20):
+        assert [await said.get() for _ in range(4)] == ["one was read anew", "two was read anew"] * 2
+    task.cancel()
+
+
 def test_keys_are_replaced_and_all_stay_masked(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("first-secret\n")
@@ -168,8 +187,8 @@ def on_signal(*given):
     os.write(told, b"asked\\n")  # a print could be in another
 
 signal.signal(signal.SIGHUP, on_signal)
-os.write(told, b"ready\\n")
 try:
+    os.write(told, b"ready\\n")
     while True:
         signal.pause()
 except Terminated:
@@ -200,6 +219,17 @@ def test_a_server_ends_with_its_terminal_unless_it_is_to_outlive_it(kind: str) -
         finally:
             child.kill()
             child.wait()
+
+
+def test_a_terminal_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell and the kernel both send the signal."""
+    terminals = iter([True, True, False, False])
+    monkeypatch.setattr(exits, "_has_terminal", lambda: next(terminals))
+    hangup = Hangup()
+    hangup.on_signal(signal.SIGHUP, None)
+    with pytest.raises(Terminated):
+        hangup.on_signal(signal.SIGHUP, None)
+    hangup.on_signal(signal.SIGHUP, None)
 
 
 @pytest.mark.parametrize("kind", ["none", "closed"])
