@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from comparison.processes import START
-from hamburger.model.checkpoints.sources import ModelSource, read_json
-from hamburger.model.checkpoints.weight_files import own_files
+from hamburger.model.checkpoints.sources import ModelSource, own_files, read_json
 
 PROBE_BYTES = 1 << 30  # far beyond any cache
 PROBE_REPEATS = 7

@@ -31,11 +31,10 @@ from hamburger.model.checkpoints.relatives.retelling import (
     retold_config,
     retold_tensors,
 )
-from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf
+from hamburger.model.checkpoints.sources import BUILTIN, CheckpointError, ModelSource, embedded_gguf, own_files
 from hamburger.model.checkpoints.weight_files import (
     INDEX,
     WEIGHTS,
-    own_files,
     read_files,
     read_folder,
     write_safetensors,

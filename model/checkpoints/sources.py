@@ -173,6 +173,11 @@ def _folder(name: str, *, weights: bool = True) -> Path:
     return _download(name, weights)
 
 
+def own_files(folder: Path) -> list[Path]:
+    """The weights in a folder of our format, beside which may lie a probe of settled slots."""
+    return sorted(file for file in folder.glob("*.safetensors") if file.name != PROBE_FILE)
+
+
 def _download(hub_id: str, weights: bool) -> Path:
     """Fetch a hub model into the hub's own cache (HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured)."""
     from huggingface_hub import snapshot_download  # imported here, as only hub ids need it

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
-from hamburger.model.checkpoints.sources import PROBE_FILE, CheckpointError, read_json
+from hamburger.model.checkpoints.sources import CheckpointError, read_json
 
 _LFS = b"version https://git-lfs."
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -30,11 +30,6 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise CheckpointError(f"{folder / INDEX}: weight_map must give a file of the folder for each tensor.")
     return read_files([folder / name for name in sorted(set(names))])
-
-
-def own_files(folder: Path) -> list[Path]:
-    """The weights in a folder of our format, beside which may lie a probe of settled slots."""
-    return sorted(file for file in folder.glob("*.safetensors") if file.name != PROBE_FILE)
 
 
 def read_files(files: list[Path]) -> dict[str, Tensor]:

@@ -23,8 +23,8 @@ from torch import Tensor
 from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.checkpoints.load import load_checkpoint, save_checkpoint
 from hamburger.model.checkpoints.settle_settings import probe_file
-from hamburger.model.checkpoints.sources import PROBE_FILE, ModelSource, read_json, resolve_source
-from hamburger.model.checkpoints.weight_files import own_files, read_files
+from hamburger.model.checkpoints.sources import PROBE_FILE, ModelSource, own_files, read_json, resolve_source
+from hamburger.model.checkpoints.weight_files import read_files
 from hamburger.model.config import GraftConfig, ModelConfig
 from hamburger.training.base_model import other_scorer, referenced_name
 from hamburger.training.cli.quality import CONFIDENCES

@@ -11,8 +11,15 @@ from torch import Tensor
 
 from hamburger.model.checkpoints.config.folder import Adapter
 from hamburger.model.checkpoints.load import load_checkpoint
-from hamburger.model.checkpoints.sources import BUILTIN, EMBEDDED_BASE, ModelSource, read_json, resolve_source
-from hamburger.model.checkpoints.weight_files import own_files, read_files
+from hamburger.model.checkpoints.sources import (
+    BUILTIN,
+    EMBEDDED_BASE,
+    ModelSource,
+    own_files,
+    read_json,
+    resolve_source,
+)
+from hamburger.model.checkpoints.weight_files import read_files
 from hamburger.model.config import ModelConfig
 from hamburger.model.tensor_shapes import shared_lora_a, tensor_shapes
 from hamburger.training.errors import TrainingError
